@@ -1,0 +1,67 @@
+// A Plan says how a Problem is computed on a Device: which kernel, with how many threads, touching memory how often,
+// and why. plan() is a pure function of the host: it needs no GPU, and its result can be compared and printed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "ndsoftmax/problem.hpp"
+
+namespace ndsoftmax {
+
+struct Device {
+  enum class Kind : std::uint8_t { cpu, cuda } kind = Kind::cpu;
+  int index = 0;
+  // cuda
+  int compute_capability = 0;  // 10 × major + minor: 90 for sm_90
+  int multiprocessors = 0;
+  int shared_bytes_per_block = 0;  // with opt-in
+  std::int64_t l2_bytes = 0;
+  // cpu
+  int threads = 1;
+
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+// How the work on one row is spread. On the CPU, read "thread" for "block" and "vector register" for "warp".
+enum class Regime : std::uint8_t {
+  warp,     // a warp, or a part of one, holds a row in registers
+  block,    // a block holds a row in registers
+  cluster,  // a cluster of blocks holds a row in registers
+  online,   // a block reads a row twice
+  split,    // several blocks share a row and read it twice, statistics pass through a workspace
+  strided,  // tiles of columns × dim; the fastest dimension of memory is not dim
+};
+const char* name_of(Regime regime);
+std::optional<Regime> regime_from(std::string_view name);
+
+struct Plan {
+  Regime regime = Regime::warp;
+  bool staged = false;      // warp: rows go through shared memory, because 16 bytes hold no whole number of them
+  int log2_dim = 0;         // warp: of the row, rounded up to a power of two
+  int vector = 1;           // elements moved by one access
+  int items = 1;            // accesses a thread holds in registers
+  int threads_per_row = 1;  // warp: lanes; block: threads; cluster: threads of all its blocks; strided: along dim
+  int rows_per_block = 1;   // strided: columns
+  int block = 1;            // threads
+  int cluster = 1;          // blocks
+  std::int64_t grid = 1;    // blocks; a launch takes at most kMaxGrid of them, the rest follows in further launches
+  std::int64_t splits = 1;  // parts that one row is cut into (split, and strided with few columns)
+  bool dim_fastest = false; // strided: neighbouring threads are neighbours along dim, not along columns
+  int shared_bytes = 0;     // dynamic shared memory of a block
+  std::int64_t workspace_bytes = 0;
+  int passes = 1;           // how often each source element is read
+  std::string_view why;
+
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+// Total: every Problem that make_problem returns has a plan on every device. `forced` asks for a regime and throws
+// std::invalid_argument, saying why, where the problem or the device does not permit it.
+Plan plan(const Problem& problem, const Device& device, std::optional<Regime> forced = std::nullopt);
+
+std::string to_string(const Plan& plan);
+
+}  // namespace ndsoftmax

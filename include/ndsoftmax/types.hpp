@@ -1,0 +1,60 @@
+// The small vocabulary every other header uses: element types, operations, operands, borrowed tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define NDSOFTMAX_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define NDSOFTMAX_HOST_DEVICE inline
+#endif
+
+namespace ndsoftmax {
+
+enum class DType : std::uint8_t { float16, bfloat16, float32, float64 };
+enum class Operation : std::uint8_t { softmax, log_softmax };
+enum class Direction : std::uint8_t { forward, backward };
+
+constexpr int size_of(DType dtype) {
+  switch (dtype) {
+    case DType::float16:
+    case DType::bfloat16: return 2;
+    case DType::float32: return 4;
+    case DType::float64: return 8;
+  }
+  return 0;
+}
+
+constexpr const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::float16: return "float16";
+    case DType::bfloat16: return "bfloat16";
+    case DType::float32: return "float32";
+    case DType::float64: return "float64";
+  }
+  return "?";
+}
+
+constexpr const char* name_of(Operation operation) {
+  return operation == Operation::softmax ? "softmax" : "log_softmax";
+}
+
+constexpr const char* name_of(Direction direction) {
+  return direction == Direction::forward ? "forward" : "backward";
+}
+
+// The tensors of one call. Forward reads kSource (the input) and writes kResult (the output). Backward reads kGrad
+// (grad_output) and kSource (the output of forward) and writes kResult (grad_input).
+enum Operand : int { kSource, kGrad, kResult, kOperands };
+
+// A tensor that somebody else owns. Strides are in elements.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::float32;
+  int rank = 0;
+  const std::int64_t* sizes = nullptr;
+  const std::int64_t* strides = nullptr;
+};
+
+}  // namespace ndsoftmax

@@ -1,0 +1,69 @@
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+_Regime = Literal["warp", "block", "cluster", "online", "split", "strided"]
+
+class Device:
+    def __init__(
+        self,
+        *,
+        kind: str = "cuda",
+        index: int = 0,
+        compute_capability: int = 90,
+        multiprocessors: int = 132,
+        shared_bytes_per_block: int = 232448,
+        l2_bytes: int = 52428800,
+        threads: int = 1,
+    ) -> None: ...
+    kind: str
+    index: int
+    compute_capability: int
+    multiprocessors: int
+    shared_bytes_per_block: int
+    l2_bytes: int
+    threads: int
+
+class Plan:
+    regime: _Regime
+    staged: bool
+    log2_dim: int
+    vector: int
+    items: int
+    threads_per_row: int
+    rows_per_block: int
+    block: int
+    cluster: int
+    grid: int
+    splits: int
+    dim_fastest: bool
+    shared_bytes: int
+    workspace_bytes: int
+    passes: int
+    why: str
+    outer: int
+    dim: int
+    inner: int
+
+def forward(input: Tensor, output: Tensor, dims: Sequence[int], log: bool, threads: int) -> None: ...
+def backward(
+    grad_output: Tensor, output: Tensor, grad_input: Tensor, dims: Sequence[int], log: bool, threads: int
+) -> None: ...
+def build_info() -> dict[str, Any]: ...
+def device(type: str, index: int = 0, threads: int = 1) -> Device: ...
+def plan(
+    log: bool,
+    backward: bool,
+    source_dtype: str,
+    result_dtype: str,
+    sizes: Sequence[int],
+    source_strides: Sequence[int],
+    grad_strides: Sequence[int],
+    result_strides: Sequence[int],
+    dims: Sequence[int],
+    device: Device,
+    offsets: Sequence[int] = (0, 0, 0),
+    regime: str | None = None,
+) -> Plan: ...
+def coverage(plan: Plan) -> list[int]: ...

@@ -1,0 +1,147 @@
+"""What a call may be given. Everything here runs before anything is computed, and changes nothing."""
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ndsoftmax import _C
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NAMES = "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
+_HAS_CUDA: bool = _C.build_info()["cuda"]
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    """Raises unless `tensor` is a strided tensor on a device that this build has kernels for."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, but got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} must be a strided tensor, but its layout is {tensor.layout}")
+    if tensor.is_quantized:
+        raise TypeError(f"{name} must not be quantized, but its dtype is {tensor.dtype}")
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise RuntimeError(f"{name} must be on a CPU or CUDA device, but is on {tensor.device}")
+    if tensor.is_cuda and not _HAS_CUDA:
+        raise RuntimeError(
+            f"{name} is on {tensor.device}, but this build of ndsoftmax has no CUDA kernels; "
+            "install it where nvcc is on the PATH"
+        )
+
+
+def as_dims(dim: int | Sequence[int]) -> tuple[int, ...]:
+    """`dim` as a tuple of ints; whether they are in range is for the dispatcher to say."""
+    if type(dim) is int:
+        return (dim,)
+    if isinstance(dim, tuple | list):
+        if not dim:
+            raise ValueError("dim must name at least one dimension, but is empty")
+        return tuple(_as_int(one) for one in dim)
+    return (_as_int(dim),)
+
+
+def _as_int(dim: object) -> int:
+    if isinstance(dim, bool | float) or not hasattr(dim, "__index__"):
+        raise TypeError(f"dim must be an int or a tuple of ints, but got {dim!r} of type {type(dim).__name__}")
+    return operator.index(dim)
+
+
+def result_dtype(input: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the result; raises where there is none."""
+    if dtype is None:
+        if input.dtype not in FLOATING:
+            raise TypeError(f"input must be {_NAMES}, but is {input.dtype}; pass dtype= to have it cast first")
+        return input.dtype
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, but got {dtype!r} of type {type(dtype).__name__}")
+    if dtype not in FLOATING:
+        raise TypeError(f"dtype must be {_NAMES}, but is {dtype}")
+    return dtype
+
+
+def is_fused(source: torch.dtype, result: torch.dtype) -> bool:
+    """Whether the kernels read one dtype and write the other: equal, or 16-bit widened to float32."""
+    return source == result or (result == torch.float32 and source in (torch.float16, torch.bfloat16))
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor, with what torch only notes about its memory (negative, all zero) carried out."""
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    if tensor._is_zerotensor():
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor
+
+
+def check_out(out: object, input: Tensor, dtype: torch.dtype) -> None:
+    """Raises unless `out` can take a result of `input`'s shape and device, and of `dtype`."""
+    check_tensor("out", out)
+    assert isinstance(out, Tensor)
+    if out.shape != input.shape:
+        raise RuntimeError(f"out must have the shape of input, {tuple(input.shape)}, but has {tuple(out.shape)}")
+    if out.dtype != dtype:
+        raise RuntimeError(f"out must have dtype {dtype}, but has {out.dtype}")
+    if out.device != input.device:
+        raise RuntimeError(f"out must be on input's device, {input.device}, but is on {out.device}")
+    if torch.is_grad_enabled():
+        for name, tensor in (("input", input), ("out", out)):
+            if tensor.requires_grad:
+                raise RuntimeError(f"out= does not support automatic differentiation, but {name} requires grad")
+    if out.is_neg() or out._is_zerotensor():
+        raise RuntimeError("out must be ordinary memory, but has the negative bit set or is a zero tensor")
+    if overlaps_itself(out):
+        raise RuntimeError("out must not overlap itself: several of its elements share one memory location")
+    if overlaps_partly(input, out):
+        raise RuntimeError("out must be input itself or not overlap it, but shares a part of its memory")
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First byte and one past the last byte."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _steps(tensor: Tensor) -> list[tuple[int, int]]:
+    """(stride, size) of every dimension that has more than one element, smallest step first."""
+    return sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
+def _bytes(tensor: Tensor, begin: int) -> Tensor:
+    """Every byte that the tensor's elements take, counted from the address `begin`."""
+    where = torch.tensor([tensor.data_ptr() - begin])
+    for stride, size in [*_steps(tensor), (1 / tensor.element_size(), tensor.element_size())]:
+        where = (where[:, None] + torch.arange(size) * int(stride * tensor.element_size())).flatten()
+    return where
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements share a memory location."""
+    if tensor.numel() == 0:
+        return False
+    reach = 0  # of all dimensions with smaller steps
+    for stride, size in _steps(tensor):
+        if stride <= reach:  # they may meet: count
+            where = _bytes(tensor, tensor.data_ptr())
+            return bool(where.unique().numel() < where.numel())
+        reach += (size - 1) * stride
+    return False
+
+
+def overlaps_partly(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share memory without being element for element the same."""
+    if a.numel() == 0 or a.device != b.device:
+        return False
+    (a_begin, a_end), (b_begin, b_end) = _extent(a), _extent(b)
+    if a_end <= b_begin or b_end <= a_begin:
+        return False
+    if a_begin == b_begin and a.dtype == b.dtype and a.shape == b.shape and _strides(a) == _strides(b):
+        return False
+    # Interleaved views (x[::2] and x[1::2]) share a range and no byte: count.
+    used = torch.zeros(max(a_end, b_end) - min(a_begin, b_begin), dtype=torch.bool)
+    used[_bytes(a, min(a_begin, b_begin))] = True
+    return bool(used[_bytes(b, min(a_begin, b_begin))].any())
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

@@ -1,0 +1,253 @@
+// Python objects in, Problems and pointers out. Tensors cross by DLPack's C exchange table, which costs a fraction of a
+// microsecond, links nothing of torch, and also tells the current stream.
+#include <dlpack/dlpack.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "host/cpu/launch.hpp"
+#include "host/cuda_plan.hpp"
+#include "ndsoftmax/host_softmax.hpp"
+#if NDSOFTMAX_WITH_CUDA
+#include "cuda/launch.hpp"
+#endif
+
+namespace py = pybind11;
+using namespace ndsoftmax;
+
+namespace {
+
+// ---- tensors ------------------------------------------------------------------------------------------------------
+
+const DLPackExchangeAPI& exchange() {
+  static const DLPackExchangeAPI* const api = [] {
+    const py::object capsule = py::module_::import("torch").attr("Tensor").attr("__dlpack_c_exchange_api__");
+    const auto* table = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (table == nullptr) throw py::error_already_set();
+    if (table->header.version.major != DLPACK_MAJOR_VERSION || table->dltensor_from_py_object_no_sync == nullptr)
+      throw std::runtime_error("this torch's DLPack exchange table is not the one ndsoftmax was built for; "
+                               "ndsoftmax needs torch 2.10 or later");
+    return table;
+  }();
+  return *api;
+}
+
+DType dtype_of(const DLDataType& type) {
+  if (type.lanes == 1) {
+    if (type.code == kDLFloat && type.bits == 16) return DType::float16;
+    if (type.code == kDLBfloat && type.bits == 16) return DType::bfloat16;
+    if (type.code == kDLFloat && type.bits == 32) return DType::float32;
+    if (type.code == kDLFloat && type.bits == 64) return DType::float64;
+  }
+  throw py::type_error("tensors must be float16, bfloat16, float32 or float64");
+}
+
+DType dtype_named(const std::string& name) {
+  for (const DType dtype : {DType::float16, DType::bfloat16, DType::float32, DType::float64})
+    if (name == name_of(dtype)) return dtype;
+  throw py::value_error("dtype is '" + name + "'; it may be float16, bfloat16, float32 or float64");
+}
+
+// Borrows from the Python tensor: valid while that is alive and not resized.
+struct Borrowed {
+  explicit Borrowed(py::handle tensor) {
+    if (exchange().dltensor_from_py_object_no_sync(tensor.ptr(), &raw) != 0) throw py::error_already_set();
+    view = {static_cast<char*>(raw.data) + raw.byte_offset, dtype_of(raw.dtype), raw.ndim, raw.shape, raw.strides};
+  }
+  DLTensor raw;
+  TensorView view;
+};
+
+// ---- calls --------------------------------------------------------------------------------------------------------
+
+// Gets workspace from torch's allocator, so that memory statistics, CUDA graphs and streams see it.
+struct Workspace {
+  py::handle like;
+  py::object tensor;
+
+  static void* allocate(void* context, std::size_t bytes) {
+    auto& self = *static_cast<Workspace*>(context);
+    const py::gil_scoped_acquire gil;
+    const py::module_ torch = py::module_::import("torch");
+    self.tensor = torch.attr("empty")(bytes, py::arg("dtype") = torch.attr("uint8"),
+                                      py::arg("device") = self.like.attr("device"));
+    return reinterpret_cast<void*>(self.tensor.attr("data_ptr")().cast<std::uintptr_t>());
+  }
+};
+
+Device device_of(const DLDevice& device, int threads) {
+  if (device.device_type == kDLCPU) {
+    Device cpu;
+    cpu.threads = threads;
+    return cpu;
+  }
+#if NDSOFTMAX_WITH_CUDA
+  if (device.device_type == kDLCUDA) return cuda::device(device.device_id);
+#endif
+  throw std::runtime_error("this build of ndsoftmax has kernels for the CPU" +
+                           std::string(NDSOFTMAX_WITH_CUDA ? " and CUDA" : "") + " only");
+}
+
+template <typename Call>
+void execute(py::handle like, const DLDevice& device, int threads, const Call& call) {
+  Workspace workspace{like, {}};
+  Execution execution;
+  execution.device = device_of(device, threads);
+  execution.allocate = &Workspace::allocate;
+  execution.context = &workspace;
+  if (device.device_type != kDLCPU &&
+      exchange().current_work_stream(device.device_type, device.device_id, &execution.stream) != 0)
+    throw py::error_already_set();
+  const py::gil_scoped_release no_gil;
+  call(execution);
+}
+
+Operation operation_of(bool log) { return log ? Operation::log_softmax : Operation::softmax; }
+
+using Dims = std::vector<std::int64_t>;
+
+void forward(py::handle input, py::handle output, const Dims& dims, bool log, int threads) {
+  const Borrowed from(input), to(output);
+  execute(output, from.raw.device, threads, [&](const Execution& execution) {
+    host_softmax(operation_of(log), from.view, to.view, dims, execution);
+  });
+}
+
+void backward(py::handle grad_output, py::handle output, py::handle grad_input, const Dims& dims, bool log,
+              int threads) {
+  const Borrowed grad(grad_output), from(output), to(grad_input);
+  execute(grad_input, from.raw.device, threads, [&](const Execution& execution) {
+    host_softmax_backward(operation_of(log), grad.view, from.view, to.view, dims, execution);
+  });
+}
+
+// ---- plans --------------------------------------------------------------------------------------------------------
+
+// A plan together with the problem it is for.
+struct Planned {
+  Problem problem;
+  Plan plan;
+};
+
+Problem problem_of(bool log, bool backward, const std::string& source_dtype, const std::string& result_dtype,
+                   const Dims& sizes, const Dims& source_strides, const Dims& grad_strides, const Dims& result_strides,
+                   const Dims& dims, const std::array<std::int64_t, kOperands>& offsets) {
+  for (const Dims* strides : {&source_strides, &grad_strides, &result_strides})
+    if (strides->size() != sizes.size()) throw py::value_error("sizes and strides must have the same length");
+  const auto view = [&](const std::string& dtype, const Dims& strides, std::int64_t offset) {
+    const DType type = dtype_named(dtype);
+    const auto address = static_cast<std::uintptr_t>(256 + offset * size_of(type));
+    return TensorView{reinterpret_cast<void*>(address), type, static_cast<int>(sizes.size()), sizes.data(),
+                      strides.data()};
+  };
+  const TensorView source = view(source_dtype, source_strides, offsets[kSource]);
+  const TensorView grad = view(source_dtype, grad_strides, offsets[kGrad]);
+  const TensorView result = view(result_dtype, result_strides, offsets[kResult]);
+  return make_problem(operation_of(log), source, backward ? &grad : nullptr, result, dims);
+}
+
+Planned plan_of(const Problem& problem, const Device& device, const std::optional<std::string>& regime) {
+  std::optional<Regime> forced;
+  if (regime) {
+    forced = regime_from(*regime);
+    if (!forced)
+      throw py::value_error("regime is '" + *regime +
+                            "'; it may be warp, block, cluster, online, split or strided");
+  }
+  return {problem, plan(problem, device, forced)};
+}
+
+Device make_device(const std::string& kind, int index, int compute_capability, int multiprocessors,
+                   int shared_bytes_per_block, std::int64_t l2_bytes, int threads) {
+  if (kind != "cpu" && kind != "cuda") throw py::value_error("kind is '" + kind + "'; it may be cpu or cuda");
+  return {kind == "cpu" ? Device::Kind::cpu : Device::Kind::cuda,
+          index, compute_capability, multiprocessors, shared_bytes_per_block, l2_bytes, threads};
+}
+
+std::string kind_of(const Device& device) { return device.kind == Device::Kind::cpu ? "cpu" : "cuda"; }
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = NDSOFTMAX_VERSION;
+  info["cuda"] = bool(NDSOFTMAX_WITH_CUDA);
+  info["cuda_version"] = NDSOFTMAX_WITH_CUDA ? py::object(py::str(NDSOFTMAX_CUDA_VERSION)) : py::none();
+  info["architectures"] = NDSOFTMAX_WITH_CUDA ? py::str(NDSOFTMAX_CUDA_ARCHITECTURES).attr("split")() : py::list();
+  info["cpu_capability"] = cpu::capability();
+  info["cpu_instruction_sets"] = py::str(NDSOFTMAX_CPU_INSTRUCTION_SETS).attr("split")();
+  info["compiler"] = NDSOFTMAX_COMPILER;
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The compiled part of ndsoftmax. Its interface is private; import ndsoftmax instead.";
+
+  py::class_<Device>(module, "Device")
+      .def(py::init(&make_device), py::kw_only(), py::arg("kind") = "cuda", py::arg("index") = 0,
+           py::arg("compute_capability") = 90, py::arg("multiprocessors") = 132,
+           py::arg("shared_bytes_per_block") = 227 * 1024, py::arg("l2_bytes") = 50 << 20, py::arg("threads") = 1)
+      .def_property_readonly("kind", &kind_of)
+      .def_readonly("index", &Device::index)
+      .def_readonly("compute_capability", &Device::compute_capability)
+      .def_readonly("multiprocessors", &Device::multiprocessors)
+      .def_readonly("shared_bytes_per_block", &Device::shared_bytes_per_block)
+      .def_readonly("l2_bytes", &Device::l2_bytes)
+      .def_readonly("threads", &Device::threads)
+      .def("__eq__", [](const Device& a, const Device& b) { return a == b; })
+      .def("__repr__", [](const Device& device) {
+        if (device.kind == Device::Kind::cpu) return "Device(kind='cpu', threads=" + std::to_string(device.threads) + ")";
+        return "Device(kind='cuda', index=" + std::to_string(device.index) +
+               ", compute_capability=" + std::to_string(device.compute_capability) +
+               ", multiprocessors=" + std::to_string(device.multiprocessors) + ")";
+      });
+
+  py::class_<Planned>(module, "Plan")
+      .def_property_readonly("regime", [](const Planned& p) { return name_of(p.plan.regime); })
+      .def_property_readonly("staged", [](const Planned& p) { return p.plan.staged; })
+      .def_property_readonly("log2_dim", [](const Planned& p) { return p.plan.log2_dim; })
+      .def_property_readonly("vector", [](const Planned& p) { return p.plan.vector; })
+      .def_property_readonly("items", [](const Planned& p) { return p.plan.items; })
+      .def_property_readonly("threads_per_row", [](const Planned& p) { return p.plan.threads_per_row; })
+      .def_property_readonly("rows_per_block", [](const Planned& p) { return p.plan.rows_per_block; })
+      .def_property_readonly("block", [](const Planned& p) { return p.plan.block; })
+      .def_property_readonly("cluster", [](const Planned& p) { return p.plan.cluster; })
+      .def_property_readonly("grid", [](const Planned& p) { return p.plan.grid; })
+      .def_property_readonly("splits", [](const Planned& p) { return p.plan.splits; })
+      .def_property_readonly("dim_fastest", [](const Planned& p) { return p.plan.dim_fastest; })
+      .def_property_readonly("shared_bytes", [](const Planned& p) { return p.plan.shared_bytes; })
+      .def_property_readonly("workspace_bytes", [](const Planned& p) { return p.plan.workspace_bytes; })
+      .def_property_readonly("passes", [](const Planned& p) { return p.plan.passes; })
+      .def_property_readonly("why", [](const Planned& p) { return std::string(p.plan.why); })
+      .def_property_readonly("outer", [](const Planned& p) { return p.problem.outer.size; })
+      .def_property_readonly("dim", [](const Planned& p) { return p.problem.dim.size; })
+      .def_property_readonly("inner", [](const Planned& p) { return p.problem.inner.size; })
+      .def("__eq__", [](const Planned& a, const Planned& b) { return a.plan == b.plan && a.problem == b.problem; })
+      .def("__str__", [](const Planned& p) { return to_string(p.plan); })
+      .def("__repr__", [](const Planned& p) { return "<Plan " + to_string(p.problem) + "; " + to_string(p.plan) + ">"; });
+
+  module.def("forward", &forward, py::arg("input"), py::arg("output"), py::arg("dims"), py::arg("log"),
+             py::arg("threads"));
+  module.def("backward", &backward, py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("dims"),
+             py::arg("log"), py::arg("threads"));
+  module.def("build_info", &build_info);
+  module.def("device", [](const std::string& type, int index, int threads) {
+    return device_of({type == "cpu" ? kDLCPU : kDLCUDA, index}, threads);
+  }, py::arg("type"), py::arg("index") = 0, py::arg("threads") = 1);
+
+  module.def("plan", [](bool log, bool is_backward, const std::string& source_dtype, const std::string& result_dtype,
+                        const Dims& sizes, const Dims& source_strides, const Dims& grad_strides,
+                        const Dims& result_strides, const Dims& dims, const Device& device,
+                        const std::array<std::int64_t, kOperands>& offsets, const std::optional<std::string>& regime) {
+    return plan_of(problem_of(log, is_backward, source_dtype, result_dtype, sizes, source_strides, grad_strides,
+                              result_strides, dims, offsets),
+                   device, regime);
+  }, py::arg("log"), py::arg("backward"), py::arg("source_dtype"), py::arg("result_dtype"), py::arg("sizes"),
+             py::arg("source_strides"), py::arg("grad_strides"), py::arg("result_strides"), py::arg("dims"),
+             py::arg("device"), py::arg("offsets") = std::array<std::int64_t, kOperands>{}, py::arg("regime") = py::none());
+  module.def("coverage", [](const Planned& planned) { return coverage(planned.problem, planned.plan); },
+             py::arg("plan"));
+}

@@ -1,0 +1,24 @@
+// Block regime: contiguous rows that one block holds in registers, as 16-byte vectors; wider than a warp likes.
+// Thread t has vectors t, t + block, t + 2 block, …; warps reduce by shuffles, then through shared memory.
+// Each element is read once and written once. What bounds it: memory; exponentials are computed once, and kept.
+#include "cuda/dispatch.cuh"
+
+namespace ndsoftmax::cuda {
+namespace {
+
+template <typename Operation>
+__global__ void __launch_bounds__(1024) block_row(const RowArguments<Operation> arguments) {
+  constexpr int kVectors = tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection);
+  hold_rows<kVectors, 1>(arguments, arguments.first_block + blockIdx.x, 1, blockDim.x, threadIdx.x, Lanes{},
+                         BlockExchange{});
+}
+
+}  // namespace
+
+void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  visit_operation(problem, [&]<typename Operation>(const Operation& operation) {
+    launch_grid(block_row<Operation>, row_arguments(problem, operation, pointers), plan, plan.grid, stream);
+  });
+}
+
+}  // namespace ndsoftmax::cuda

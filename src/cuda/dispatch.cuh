@@ -1,0 +1,139 @@
+// From run-time types to an Operation: one generic visit, used by every launcher.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include "cuda/operation.cuh"
+#include "cuda/rows.cuh"
+#include "ndsoftmax/plan.hpp"
+#include "ndsoftmax/problem.hpp"
+
+namespace ndsoftmax::cuda {
+
+struct Pointers {
+  const void* source;
+  const void* grad;
+  void* result;
+  void* workspace;
+};
+
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+// Calls visitor(Operation) for the operation, direction and dtypes of the problem.
+template <typename Visitor>
+void visit_operation(const Problem& problem, Visitor&& visitor) {
+  const bool log = problem.operation == Operation::log_softmax;
+  const auto with = [&]<typename Source, typename Result>() {
+    // forward may widen, backward may narrow
+    if constexpr (sizeof(Source) <= sizeof(Result))
+      if (problem.direction == Direction::forward) return visitor(Forward<Source, Result>{log});
+    if constexpr (sizeof(Source) >= sizeof(Result))
+      if (problem.direction == Direction::backward) return visitor(Backward<Source, Result>{log});
+  };
+  const bool same = problem.source == problem.result;
+  const DType narrow = problem.direction == Direction::forward ? problem.source : problem.result;
+  switch (narrow) {
+    case DType::float64: return with.template operator()<double, double>();
+    case DType::float32: return with.template operator()<float, float>();
+    case DType::float16:
+      if (same) return with.template operator()<__half, __half>();
+      if (problem.direction == Direction::forward) return with.template operator()<__half, float>();
+      return with.template operator()<float, __half>();
+    case DType::bfloat16:
+      if (same) return with.template operator()<__nv_bfloat16, __nv_bfloat16>();
+      if (problem.direction == Direction::forward) return with.template operator()<__nv_bfloat16, float>();
+      return with.template operator()<float, __nv_bfloat16>();
+  }
+}
+
+// Calls visitor(std::integral_constant<int, n>) for the n in [kFirst, kLast] that equals `value`.
+template <int kFirst, int kLast, typename Visitor>
+void visit_int(int value, Visitor&& visitor) {
+  if constexpr (kFirst <= kLast) {
+    if (value == kFirst) visitor(std::integral_constant<int, kFirst>{});
+    else visit_int<kFirst + 1, kLast>(value, visitor);
+  } else {
+    throw std::logic_error("no kernel is compiled for " + std::to_string(value));
+  }
+}
+
+inline Offsets offsets_of(const Axis& axis) {
+  Offsets offsets{};
+  offsets.rank = axis.rank;
+  for (int group = 0; group < axis.rank; ++group) {
+    offsets.size[group] = axis.groups[group].size;
+    for (int operand = 0; operand < kOperands; ++operand)
+      offsets.stride[operand][group] = axis.groups[group].stride[operand];
+  }
+  return offsets;
+}
+
+// One past the last element of an operand, as an offset.
+inline std::int64_t extent(const Problem& problem, Operand operand) {
+  std::int64_t last = 0;
+  for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
+    for (int group = 0; group < axis->rank; ++group)
+      last += (axis->groups[group].size - 1) * axis->groups[group].stride[operand];
+  return last + 1;
+}
+
+template <typename Operation>
+RowArguments<Operation> row_arguments(const Problem& problem, const Operation& operation, const Pointers& pointers) {
+  using Source = typename Operation::Source;
+  RowArguments<Operation> arguments{};
+  arguments.operation = operation;
+  arguments.source = static_cast<const Source*>(pointers.source);
+  arguments.grad = static_cast<const Source*>(pointers.grad);
+  arguments.result = static_cast<typename Operation::Result*>(pointers.result);
+  arguments.source_end = arguments.source + extent(problem, kSource);
+  if (arguments.grad) arguments.grad_end = arguments.grad + extent(problem, kGrad);
+  arguments.rows = problem.outer.size;
+  arguments.dim = problem.dim.size;
+  arguments.outer = offsets_of(problem.outer);
+  return arguments;
+}
+
+// What one launch of a kernel that reads its source twice does: all of it, or only one of the two passes.
+enum class Phase { both, statistics, write };
+
+// Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for.
+template <typename Arguments>
+void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, std::int64_t grid,
+                 cudaStream_t stream) {
+  if (plan.shared_bytes > 48 * 1024)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
+          "cudaFuncSetAttribute");
+  if (plan.cluster > 8)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+
+  const std::int64_t most = tuning::kMaxGrid / plan.cluster * plan.cluster;
+  for (std::int64_t done = 0; done < grid; done += most) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(grid - done < most ? grid - done : most);
+    config.blockDim = static_cast<unsigned>(plan.block);
+    config.dynamicSmemBytes = plan.shared_bytes;
+    config.stream = stream;
+    if (plan.cluster > 1) {
+      config.attrs = &cluster;
+      config.numAttrs = 1;
+    }
+    arguments.first_block = done;
+    check(cudaLaunchKernelEx(&config, kernel, arguments), "launching a softmax kernel");
+  }
+}
+
+// One launcher a regime, each in the file of its kernel.
+void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+
+}  // namespace ndsoftmax::cuda

@@ -1,0 +1,80 @@
+// The CUDA backend as the dispatcher sees it: devices, and the way from a Plan to the launcher of its regime.
+#include "cuda/launch.hpp"
+
+#include <cuda_runtime.h>
+
+#include <mutex>
+#include <vector>
+
+#include "cuda/dispatch.cuh"
+
+namespace ndsoftmax::cuda {
+namespace {
+
+Device read_device(int index) {
+  const auto attribute = [&](cudaDeviceAttr name) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, name, index), "cudaDeviceGetAttribute");
+    return value;
+  };
+  Device device;
+  device.kind = Device::Kind::cuda;
+  device.index = index;
+  device.compute_capability =
+      10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+  device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  device.shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  device.l2_bytes = attribute(cudaDevAttrL2CacheSize);
+  return device;
+}
+
+// Makes a device current for as long as it lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int index) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    changed_ = before_ != index;
+    if (changed_) check(cudaSetDevice(index), "cudaSetDevice");
+  }
+  ~CurrentDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace
+
+const Device& device(int index) {
+  static const std::vector<Device> devices = [] {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "looking for CUDA devices");
+    std::vector<Device> all;
+    for (int i = 0; i < count; ++i) all.push_back(read_device(i));
+    return all;
+  }();
+  if (index < 0 || index >= static_cast<int>(devices.size()))
+    throw std::runtime_error("there is no CUDA device " + std::to_string(index));
+  return devices[index];
+}
+
+void launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,
+            void* result, void* workspace, void* stream) {
+  const CurrentDevice current(device.index);
+  const Pointers pointers{source, grad, result, workspace};
+  const auto queue = static_cast<cudaStream_t>(stream);
+  switch (plan.regime) {
+    case Regime::warp: return launch_warp(problem, plan, pointers, queue);
+    case Regime::block: return launch_block(problem, plan, pointers, queue);
+    case Regime::cluster: return launch_cluster(problem, plan, pointers, queue);
+    case Regime::online:
+    case Regime::split: return launch_online(problem, plan, pointers, queue);
+    case Regime::strided: return launch_strided(problem, plan, pointers, queue);
+  }
+}
+
+}  // namespace ndsoftmax::cuda

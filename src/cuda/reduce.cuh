@@ -1,0 +1,107 @@
+// Combining states over the threads that share a row: over lanes of a warp by shuffles, over warps through shared
+// memory, over blocks of a cluster through distributed shared memory. Every thread gets the result.
+// The order is fixed by the layout alone, so results repeat bit by bit.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "host/tuning.hpp"
+#include "ndsoftmax/state.hpp"
+
+namespace ndsoftmax::cuda {
+
+using tuning::kWarp;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Teams of lanes whose numbers differ by multiples of kStep, up to kStep * kLanes. The whole warp must call.
+// kStep and kLanes are powers of two, given as values where a kernel learns them only at run time.
+struct Lanes {
+  int lanes = kWarp;
+  int step = 1;
+
+  template <typename Real>
+  __device__ __forceinline__ Real max(Real x) const {
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      if (offset >= step && offset < step * lanes) {
+        const Real other = __shfl_xor_sync(kAllLanes, x, offset);
+        x = other > x ? other : x;
+      }
+    return x;
+  }
+
+  template <typename Real>
+  __device__ __forceinline__ Real sum(Real x) const {
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      if (offset >= step && offset < step * lanes) x += __shfl_xor_sync(kAllLanes, x, offset);
+    return x;
+  }
+
+  // MaxSum::combine over all lanes at once: one exponential a lane instead of two a step.
+  template <typename Real>
+  __device__ __forceinline__ MaxSum<Real> combine(MaxSum<Real> state) const {
+    const Real merged = max(state.max);
+    state.sum = sum(state.sum * MaxSum<Real>::rescale(state.max, merged));
+    state.max = merged;
+    return state;
+  }
+
+  template <typename Real>
+  __device__ __forceinline__ Sum<Real> combine(Sum<Real> state) const {
+    return {sum(state.sum)};
+  }
+};
+
+// Shared memory for N values whose type has a constructor, which __shared__ variables may not.
+template <typename T, int N>
+struct Shared {
+  alignas(T) unsigned char bytes[sizeof(T) * N];
+  __device__ __forceinline__ T* get() { return reinterpret_cast<T*>(bytes); }
+};
+
+// Every warp brings a state that its lanes agree on; at most 32 of them.
+template <typename State>
+__device__ __forceinline__ State combine_warps(State state, State* shared) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  if (lane == 0) shared[warp] = state;
+  __syncthreads();
+  return Lanes{}.combine(lane < warps ? shared[lane] : State{});
+}
+
+// How the lanes' state of a row becomes the row's.
+struct WarpExchange {
+  template <typename State>
+  __device__ __forceinline__ State operator()(State state) const {
+    return state;
+  }
+};
+
+struct BlockExchange {
+  template <typename State>
+  __device__ __forceinline__ State operator()(State state) const {
+    __shared__ Shared<State, kWarp> warps;
+    return combine_warps(state, warps.get());
+  }
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+struct ClusterExchange {
+  // A block may write into another's shared memory only once that one runs: arrive early, wait late.
+  __device__ __forceinline__ ClusterExchange() { cooperative_groups::this_cluster().barrier_arrive(); }
+
+  template <typename State>
+  __device__ __forceinline__ State operator()(State state) const {
+    __shared__ Shared<State, kWarp> warps, blocks;
+    const auto cluster = cooperative_groups::this_cluster();
+    state = combine_warps(state, warps.get());
+    cluster.barrier_wait();
+    const unsigned lane = threadIdx.x;
+    if (lane < cluster.num_blocks()) cluster.map_shared_rank(blocks.get(), lane)[cluster.block_rank()] = state;
+    cluster.sync();
+    return Lanes{}.combine(lane % kWarp < cluster.num_blocks() ? blocks.get()[lane % kWarp] : State{});
+  }
+};
+#endif
+
+}  // namespace ndsoftmax::cuda

@@ -1,0 +1,93 @@
+// Warp regime: contiguous rows of at most 1024 elements; the row, rounded up to a power of two, is the template
+// parameter. Teams of 1 to 32 lanes hold a row each, or a few, as 16-byte vectors in registers; shuffles reduce.
+// Each element is read once and written once, by one thread, in neighbouring vectors across the team.
+// Rows of which 16 bytes hold no whole number, and which are short, are staged instead: a block copies its rows into
+// shared memory as one run of vectors, and each thread takes whole rows from there. Assumes nothing else.
+#include "cuda/dispatch.cuh"
+
+namespace ndsoftmax::cuda {
+namespace {
+
+template <typename Operation, int kLog2Dim>
+__global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArguments<Operation> arguments) {
+  constexpr int kVector = Row<Operation, int>::kVector;
+  constexpr tuning::WarpLayout kLayout = tuning::warp_layout(kLog2Dim, kVector);
+  constexpr int kGroups = tuning::kWarpBlock / kLayout.lanes;
+  const int group = threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
+  const std::int64_t row =
+      work::row(arguments.first_block + blockIdx.x, kGroups * kLayout.rows, group, kGroups, 0);
+  hold_rows<kLayout.vectors, kLayout.rows>(arguments, row, kGroups, kLayout.lanes, lane, Lanes{kLayout.lanes},
+                                           WarpExchange{});
+}
+
+// Copies `count` elements between global and shared memory, both aligned to a vector.
+template <typename T>
+__device__ __forceinline__ void copy(const T* from, T* to, int count) {
+  constexpr int kVector = tuning::kVectorBytes / sizeof(T);
+  using V = Vec<T, kVector>;
+  const int vectors = count / kVector;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < vectors; i += tuning::kWarpBlock)
+    reinterpret_cast<V*>(to)[i] = reinterpret_cast<const V*>(from)[i];
+  for (int i = vectors * kVector + threadIdx.x; i < count; i += tuning::kWarpBlock) to[i] = from[i];
+}
+
+template <typename Operation, int kLog2Dim>
+__global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  constexpr int kDim = 1 << kLog2Dim;
+
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int dim = static_cast<int>(arguments.dim);
+  const int rows_per_block = tuning::staged_rows_per_block(dim, sizeof(Source));
+  const std::int64_t first = (arguments.first_block + blockIdx.x) * rows_per_block;
+  const int rows = static_cast<int>(min(static_cast<std::int64_t>(rows_per_block), arguments.rows - first));
+
+  // results replace what the same thread has read, where they have the same size
+  Source* source = reinterpret_cast<Source*>(shared);
+  Source* grad = source + rows_per_block * dim;
+  Result* result = sizeof(Source) == sizeof(Result)
+                       ? reinterpret_cast<Result*>(source)
+                       : reinterpret_cast<Result*>(grad + (kBackward ? rows_per_block * dim : 0));
+  copy(arguments.source + first * dim, source, rows * dim);
+  if constexpr (kBackward) copy(arguments.grad + first * dim, grad, rows * dim);
+  __syncthreads();
+
+  for (int row = threadIdx.x; row < rows; row += tuning::kWarpBlock) {
+    typename Operation::Term terms[kDim];
+#pragma unroll
+    for (int i = 0; i < kDim; ++i) {
+      const int at = row * dim + i;
+      terms[i] = i < dim ? Operation::term(source[at], kBackward ? grad[at] : Source{}) : Operation::nothing();
+    }
+    const auto state = arguments.operation.template reduce<kDim, 1>(terms, Lanes{1});
+    const auto finish = arguments.operation.finish(state);
+#pragma unroll
+    for (int i = 0; i < kDim; ++i)
+      if (i < dim) result[row * dim + i] = narrow<Result>(finish(terms[i]));
+  }
+  __syncthreads();
+  copy(result, arguments.result + first * dim, rows * dim);
+}
+
+}  // namespace
+
+void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  visit_operation(problem, [&]<typename Operation>(const Operation& operation) {
+    const auto arguments = row_arguments(problem, operation, pointers);
+    if (plan.staged) {
+      visit_int<0, tuning::kStagedMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
+        launch_grid(staged_rows<Operation, log2_dim>, arguments, plan, plan.grid, stream);
+      });
+    } else {
+      constexpr int kSmallest = std::bit_width(static_cast<unsigned>(Row<Operation, int>::kVector)) - 1;
+      visit_int<kSmallest, tuning::kWarpMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
+        launch_grid(warp_rows<Operation, log2_dim>, arguments, plan, plan.grid, stream);
+      });
+    }
+  });
+}
+
+}  // namespace ndsoftmax::cuda

@@ -1,0 +1,108 @@
+// Walks a CUDA plan on the host: which elements does each thread of the grid write?
+#include <algorithm>
+
+#include "host/cuda_plan.hpp"
+#include "host/tuning.hpp"
+#include "host/work.hpp"
+
+namespace ndsoftmax {
+namespace {
+
+// Where row `index` begins, modulo a vector, as far as the problem tells: exact where rows can be misaligned at all.
+int phase_of(const Problem& problem, const Plan& plan, std::int64_t index) {
+  std::int64_t offset = problem.alignment[kSource] % tuning::kVectorBytes / size_of(problem.source);
+  for (int group = problem.outer.rank - 1; group >= 0; --group) {
+    offset += index % problem.outer.groups[group].size * problem.outer.groups[group].stride[kSource];
+    index /= problem.outer.groups[group].size;
+  }
+  return static_cast<int>(offset % plan.vector);
+}
+
+class Counts {
+ public:
+  explicit Counts(const Problem& problem) : problem_(problem), counts_(problem.elements()) {}
+
+  void row_elements(std::int64_t row, std::int64_t first, int vector) {
+    if (row >= problem_.outer.size) return;
+    for (std::int64_t i = std::max<std::int64_t>(first, 0); i < std::min(first + vector, problem_.dim.size); ++i)
+      ++counts_[row * problem_.dim.size + i];
+  }
+  void columns(std::int64_t first, int vector, std::int64_t element) {
+    const std::int64_t outer = first / problem_.inner.size, inner = first % problem_.inner.size;
+    for (int k = 0; k < vector; ++k)
+      ++counts_[(outer * problem_.dim.size + element) * problem_.inner.size + inner + k];
+  }
+  std::vector<std::uint8_t> take() { return std::move(counts_); }
+
+ private:
+  const Problem& problem_;
+  std::vector<std::uint8_t> counts_;
+};
+
+void walk_held_rows(const Problem& problem, const Plan& plan, Counts& counts) {
+  const int groups = plan.cluster > 1 ? 1 : plan.block / plan.threads_per_row;
+  const std::int64_t teams = plan.grid / plan.cluster;
+  for (std::int64_t team = 0; team < teams; ++team)
+    for (int turn = 0; turn < plan.rows_per_block / groups; ++turn)
+      for (int group = 0; group < groups; ++group) {
+        const std::int64_t row = work::row(team, plan.rows_per_block, group, groups, turn);
+        if (row >= problem.outer.size) continue;
+        for (int lane = 0; lane < plan.threads_per_row; ++lane)
+          for (int item = 0; item < plan.items; ++item)
+            counts.row_elements(row,
+                                work::first_element<std::int64_t>(item, plan.threads_per_row, lane, plan.vector,
+                                                                  phase_of(problem, plan, row)),
+                                plan.vector);
+      }
+}
+
+void walk_staged_rows(const Problem& problem, const Plan& plan, Counts& counts) {
+  for (std::int64_t block = 0; block < plan.grid; ++block)
+    for (int thread = 0; thread < plan.block; ++thread)
+      for (int row = thread; row < plan.rows_per_block; row += plan.block)
+        counts.row_elements(block * plan.rows_per_block + row, 0, static_cast<int>(problem.dim.size));
+}
+
+void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) {
+  for (std::int64_t block = 0; block < plan.grid; ++block) {
+    const std::int64_t row = block / plan.splits, split = block % plan.splits;
+    const int phase = phase_of(problem, plan, row);
+    const work::Part part =
+        work::part_of(work::vectors_in_row(problem.dim.size, plan.vector, phase), split, plan.splits, 1);
+    for (int thread = 0; thread < plan.block; ++thread)
+      for (std::int64_t vector = part.begin + thread; vector < part.end; vector += plan.block)
+        counts.row_elements(row, work::first_element<std::int64_t>(vector, 1, 0, plan.vector, phase), plan.vector);
+  }
+}
+
+void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
+  const int width = plan.rows_per_block / plan.vector, along = plan.threads_per_row;
+  const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
+  for (std::int64_t block = 0; block < plan.grid; ++block)
+    for (int index = 0; index < plan.block; ++index) {
+      const work::TileThread thread = work::tile_thread(index, width, along, plan.dim_fastest);
+      const std::int64_t column = block / plan.splits * width + thread.column;
+      if (column >= columns) continue;
+      const work::Part part = work::part_of(problem.dim.size, block % plan.splits, plan.splits, 1);
+      const std::int64_t held_end = plan.passes == 1 ? std::int64_t{plan.items} * along : part.end;
+      for (std::int64_t d = part.begin + thread.along; d < std::min(part.end, held_end); d += along)
+        counts.columns(column * plan.vector, plan.vector, d);
+    }
+}
+
+}  // namespace
+
+std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
+  Counts counts(problem);
+  switch (plan.regime) {
+    case Regime::warp:
+    case Regime::block:
+    case Regime::cluster: (plan.staged ? walk_staged_rows : walk_held_rows)(problem, plan, counts); break;
+    case Regime::online:
+    case Regime::split: walk_online_rows(problem, plan, counts); break;
+    case Regime::strided: walk_tiles(problem, plan, counts); break;
+  }
+  return counts.take();
+}
+
+}  // namespace ndsoftmax

@@ -1,0 +1,87 @@
+// float16, bfloat16, float32 and float64 in memory to and from vectors of Real in registers.
+#pragma once
+
+#include "host/cpu/vector.hpp"
+
+namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+// The register that kLanes<Real> elements fill in memory.
+template <typename Real, typename Element>
+struct Memory {
+  using type = Vector<Real>;
+};
+template <typename Real>
+struct Memory<Real, Half> {
+  using type = VectorN<std::uint16_t, kLanes<Real>>;
+};
+template <typename Real>
+struct Memory<Real, BFloat16> {
+  using type = VectorN<std::uint16_t, kLanes<Real>>;
+};
+template <typename Real, typename Element>
+using Packed = typename Memory<Real, Element>::type;
+
+using Shorts = Packed<float, Half>;
+using Floats = Vector<float>;
+using Words = Vector<std::uint32_t>;
+
+template <typename Element>
+struct Convert {  // float32 and float64 are computed as they are
+  template <typename Register>
+  static Register widen(Register value) { return value; }
+  template <typename Register>
+  static Register narrow(Register value) { return value; }
+};
+
+template <>
+struct Convert<BFloat16> {
+  static Floats widen(Shorts value) { return (Floats)(__builtin_convertvector(value, Words) << 16); }
+
+  static Shorts narrow(Floats value) {
+    const Words bits = (Words)value;
+    const Words nearest_even = (bits + (0x7fff + ((bits >> 16) & 1))) >> 16;
+    const Words quiet = (bits >> 16) | 0x40;
+    return __builtin_convertvector(value == value ? nearest_even : quiet, Shorts);
+  }
+};
+
+template <>
+struct Convert<Half> {
+#if defined(__AVX512F__)
+  static Floats widen(Shorts value) { return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)value); }
+  static Shorts narrow(Floats value) { return (Shorts)_mm512_maskz_cvtps_ph(0xffff, (__m512)value, _MM_FROUND_TO_NEAREST_INT); }
+#elif defined(__F16C__)
+  static Floats widen(Shorts value) { return (Floats)_mm256_cvtph_ps((__m128i)value); }
+  static Shorts narrow(Floats value) { return (Shorts)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT); }
+#else
+  // The bits of a half, moved to where a float has them, are 2^112 times too small: the biases are 15 and 127. The
+  // product is exact, denormals included; only infinity and NaN must be given float's largest exponent.
+  static Floats widen(Shorts value) {
+    const Words bits = __builtin_convertvector(value, Words);
+    const Words magnitude = (Words)((Floats)((bits & 0x7fff) << 13) * 0x1p112f);
+    const Words special = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : magnitude;
+    return (Floats)(special | ((bits & 0x8000) << 16));
+  }
+
+  // Three ranges: halves that are normal are rounded as integers; below them, adding 0.5, whose last digit is that of
+  // the denormals, lets the addition round; above are infinity and NaN.
+  static Shorts narrow(Floats value) {
+    const Words magnitude = (Words)value & 0x7fffffff;
+    const Words normal = (magnitude + (0xfff + ((magnitude >> 13) & 1)) - (112u << 23)) >> 13;
+    const Words denormal = (Words)((Floats)magnitude + 0.5f) - 0x3f000000;
+    const Words special = magnitude > 0x7f800000 ? 0x7e00 | ((magnitude >> 13) & 0x3ff) : Words{} + 0x7c00;
+    const Words small = magnitude < (113u << 23) ? denormal : normal;
+    const Words half = magnitude < 0x477ff000 ? small : special;
+    return __builtin_convertvector(half | (((Words)value >> 16) & 0x8000), Shorts);
+  }
+#endif
+};
+
+}  // namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE

@@ -1,0 +1,21 @@
+// What the dispatcher needs of the CPU backend: a plan, and a launch that carries it out before it returns.
+#pragma once
+
+#include <optional>
+
+#include "ndsoftmax/plan.hpp"
+#include "ndsoftmax/problem.hpp"
+
+namespace ndsoftmax::cpu {
+
+Plan plan(const Problem& problem, const Device& device, std::optional<Regime> forced);
+
+// `grad` is null for forward. The result does not depend on device.threads, bit by bit.
+void launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,
+            void* result);
+
+// "avx512", "avx2" or "baseline": what this process uses, the best that the machine has unless
+// the environment variable NDSOFTMAX_CPU_CAPABILITY names a lower one.
+const char* capability();
+
+}  // namespace ndsoftmax::cpu

@@ -1,0 +1,118 @@
+// A call hands its job to as many workers as it wants through their mailboxes, works itself, and waits for those it
+// asked. Workers take the next task from one counter, so that a thread that is late or slow does less.
+#include "host/cpu/thread_pool.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace ndsoftmax::cpu {
+namespace {
+
+// Long enough to be awake for the next call of a loop, short enough not to be seen in a profile.
+constexpr int kSpins = 1000;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+template <typename Value>
+void wait_while(const std::atomic<Value>& variable, Value value) {
+  for (int spin = 0; spin < kSpins; ++spin, pause())
+    if (variable.load(std::memory_order_acquire) != value) return;
+  while (variable.load(std::memory_order_acquire) == value) variable.wait(value, std::memory_order_acquire);
+}
+
+struct Job {
+  void (*task)(const void*, std::int64_t);
+  const void* context;
+  std::int64_t tasks;
+  std::atomic<std::int64_t> next = 0;
+
+  void work() {
+    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) task(context, i);
+  }
+};
+
+class Pool {
+ public:
+  void run(Job& job, int threads) {
+    if (busy_.test_and_set(std::memory_order_acquire)) return job.work();
+    const std::size_t helpers = hire(static_cast<std::size_t>(threads - 1));
+    working_.store(static_cast<int>(helpers), std::memory_order_relaxed);
+    for (std::size_t i = 0; i < helpers; ++i) {
+      mailboxes_[i]->store(&job, std::memory_order_release);
+      mailboxes_[i]->notify_one();
+    }
+    job.work();
+    for (std::size_t i = 0; i < helpers; ++i)  // a worker that has not woken up by now is not needed
+      if (mailboxes_[i]->exchange(nullptr, std::memory_order_acq_rel)) working_.fetch_sub(1, std::memory_order_relaxed);
+    for (int left; (left = working_.load(std::memory_order_acquire)) != 0;) wait_while(working_, left);
+    busy_.clear(std::memory_order_release);
+  }
+
+ private:
+  using Mailbox = std::atomic<Job*>;
+
+  // Fewer than wanted where the system gives no more threads.
+  std::size_t hire(std::size_t wanted) try {
+    mailboxes_.reserve(wanted);
+    while (mailboxes_.size() < wanted) {
+      auto mailbox = std::make_unique<Mailbox>(nullptr);
+      std::thread(&Pool::serve, this, mailbox.get()).detach();
+      mailboxes_.push_back(std::move(mailbox));
+    }
+    return wanted;
+  } catch (const std::exception&) {
+    return mailboxes_.size();
+  }
+
+  [[noreturn]] void serve(Mailbox* mailbox) {
+    for (;;) {
+      wait_while<Job*>(*mailbox, nullptr);
+      Job* const job = mailbox->exchange(nullptr, std::memory_order_acq_rel);
+      if (!job) continue;  // taken back
+      job->work();
+      working_.fetch_sub(1, std::memory_order_acq_rel);
+      working_.notify_one();
+    }
+  }
+
+  std::atomic_flag busy_;
+  std::atomic<int> working_ = 0;
+  std::vector<std::unique_ptr<Mailbox>> mailboxes_;
+};
+
+// Never destroyed: its threads run until the process ends. After a fork the child's threads are gone, and a
+// call that was under way when it forked will never end there, so it starts over.
+std::atomic<Pool*> current_pool = nullptr;
+
+Pool& pool() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { current_pool = nullptr; });
+  static_cast<void>(registered);
+  Pool* pool = current_pool;
+  if (pool) return *pool;
+  auto fresh = std::make_unique<Pool>();
+  if (current_pool.compare_exchange_strong(pool, fresh.get())) return *fresh.release();
+  return *pool;
+}
+
+}  // namespace
+
+void parallel_for(std::int64_t tasks, int threads, void (*task)(const void*, std::int64_t), const void* context) {
+  threads = static_cast<int>(std::min<std::int64_t>(threads, tasks));
+  Job job{task, context, tasks};
+  if (threads <= 1) return job.work();
+  pool().run(job, threads);
+}
+
+}  // namespace ndsoftmax::cpu

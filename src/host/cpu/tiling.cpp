@@ -1,0 +1,79 @@
+#include "host/cpu/tiling.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ndsoftmax::cpu {
+namespace {
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+void append(Tiling& tiling, const Axis& axis) {
+  std::copy_n(axis.groups.begin(), axis.rank, tiling.positions.begin() + tiling.rank);
+  tiling.rank += axis.rank;
+  tiling.positions_size *= axis.size;
+}
+
+// Rows of the tile times its width, at least four vectors wide and with every column at the same place in each row.
+void take_slab(Tiling& tiling, std::int64_t period, int lanes) {
+  tiling.shape = Tiling::Shape::slab;
+  tiling.period = period;
+  tiling.width = round_up(4 * lanes, std::lcm(period, static_cast<std::int64_t>(lanes)));
+  const std::int64_t part = round_up(kPart, tiling.width);
+  tiling.dim_per_part = tiling.dim_size * period <= kTile ? tiling.dim_size : part / period;
+}
+
+void take_columns(Tiling& tiling, int lanes) {
+  tiling.shape = Tiling::Shape::columns;
+  const std::int64_t all = round_up(tiling.positions_size, lanes);
+  if (tiling.dim_size * 4 * lanes <= kTile) {
+    tiling.width = std::min(all, round_up(std::max<std::int64_t>(kComfortable / tiling.dim_size, 4 * lanes), lanes));
+    tiling.dim_per_part = tiling.dim_size;
+  } else {
+    tiling.width = std::min(all, kWidestPart);
+    tiling.dim_per_part = std::min(tiling.dim_size, kPart / tiling.width);
+  }
+  tiling.positions_per_tile = tiling.period = tiling.width;
+}
+
+// dim × inner is one stretch of memory in every operand, narrow enough for a slab and long enough to be worth folding.
+bool is_slab(const Problem& problem, int lanes) {
+  if (problem.inner.rank != 1 || problem.dim.rank != 1) return false;
+  const Group& inner = problem.inner.groups[0];
+  for (int operand = 0; operand < kOperands; ++operand) {
+    if (operand == kGrad && problem.direction == Direction::forward) continue;
+    if (inner.stride[operand] != 1 || problem.dim.groups[0].stride[operand] != inner.size) return false;
+  }
+  return inner.size <= 4 * lanes && problem.dim.size >= 16 * lanes;
+}
+
+}  // namespace
+
+Tiling make_tiling(const Problem& problem, int lanes, Regime regime) {
+  Tiling tiling;
+  tiling.dim_size = tiling.dim_per_part = problem.dim.size;
+  append(tiling, problem.outer);
+  switch (regime) {
+    case Regime::warp:
+      tiling.shape = Tiling::Shape::packed;
+      tiling.positions_per_tile = kComfortable / lanes;
+      break;
+    case Regime::block:
+      tiling.shape = Tiling::Shape::rows;
+      tiling.width = round_up(problem.dim.size, lanes);
+      tiling.positions_per_tile = std::max<std::int64_t>(1, kComfortable / tiling.width);
+      break;
+    case Regime::online:
+    case Regime::split: take_slab(tiling, 1, lanes); break;
+    default:
+      if (is_slab(problem, lanes)) {
+        take_slab(tiling, problem.inner.size, lanes);
+      } else {
+        append(tiling, problem.inner);
+        take_columns(tiling, lanes);
+      }
+  }
+  return tiling;
+}
+
+}  // namespace ndsoftmax::cpu

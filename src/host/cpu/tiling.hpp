@@ -1,0 +1,45 @@
+// How a Problem is cut into tiles (see kernels.hpp): whole rows where they fit in cache, parts of rows where they do
+// not. The cut depends on the problem alone, never on the number of threads, and so do the bits of the result.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "ndsoftmax/plan.hpp"
+#include "ndsoftmax/problem.hpp"
+
+namespace ndsoftmax::cpu {
+
+struct Tiling {
+  enum class Shape : std::uint8_t {
+    packed,   // many rows without gaps between them, several a vector
+    rows,     // whole contiguous rows, one under the other
+    slab,     // dim × inner is one stretch of memory; the tile takes it as it comes, `period` columns in turn
+    columns,  // tile[dim][width]: neighbouring columns, at any strides
+  };
+
+  Shape shape = Shape::columns;
+  std::array<Group, 2 * kMaxGroups> positions{};  // what is not normalized over, the last group runs fastest
+  int rank = 0;
+  std::int64_t positions_size = 1;
+  std::int64_t positions_per_tile = 1;
+  std::int64_t width = 1;   // of a row of the tile, in whole vectors
+  std::int64_t period = 1;  // see kernels.hpp
+  std::int64_t dim_size = 1;
+  std::int64_t dim_per_part = 1;
+
+  std::int64_t tiles() const { return (positions_size + positions_per_tile - 1) / positions_per_tile; }
+  std::int64_t parts() const { return (dim_size + dim_per_part - 1) / dim_per_part; }
+};
+
+// Elements: a tile that leaves room in the first cache, the largest that is kept in the second, the part of a row that
+// is read twice, and how many columns such a part may have.
+inline constexpr std::int64_t kComfortable = 8 * 1024;
+inline constexpr std::int64_t kTile = 64 * 1024;
+inline constexpr std::int64_t kPart = 16 * 1024;
+inline constexpr std::int64_t kWidestPart = 256;
+
+// lanes: of a vector of the type that the problem is computed in. The regime must permit the problem.
+Tiling make_tiling(const Problem& problem, int lanes, Regime regime);
+
+}  // namespace ndsoftmax::cpu

@@ -1,0 +1,231 @@
+// One vector register as a type: GCC and Clang vector extensions, so that the kernels are written once for every
+// instruction set. This file, convert.hpp and kernels.cpp are compiled once per instruction set into a namespace of
+// their own, and use no inline function from outside it: the linker keeps one copy of such a function for the whole
+// program, and it might keep the one that only the newest machines can run.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define NDSOFTMAX_CPU_NAMESPACE avx512
+#elif defined(__AVX2__)
+#define NDSOFTMAX_CPU_NAMESPACE avx2
+#else
+#define NDSOFTMAX_CPU_NAMESPACE baseline
+#endif
+
+namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+
+template <typename Real>
+inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(Real));
+
+template <typename Element, int lanes>
+struct VectorOf {
+  typedef Element type __attribute__((vector_size(sizeof(Element) * lanes)));
+};
+template <typename Element, int lanes>
+using VectorN = typename VectorOf<Element, lanes>::type;
+
+template <typename Real>
+using Vector = VectorN<Real, kLanes<Real>>;
+
+template <typename Real>
+using IntegerOf = std::conditional_t<sizeof(Real) == 4, std::int32_t, std::int64_t>;
+
+template <typename Real>
+using Integers = Vector<IntegerOf<Real>>;
+
+template <typename Real>
+inline constexpr Real kInfinity = static_cast<Real>(__builtin_inff());
+
+template <typename Real>
+Vector<Real> broadcast(Real value) {
+  return value - Vector<Real>{};  // subtracting +0 is exact for every value, -0 included
+}
+
+// Addresses need no alignment.
+template <typename Register, typename Element>
+Register load(const Element* from) {
+  Register value;
+  __builtin_memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <typename Element, typename Register>
+void store(Element* to, Register value) {
+  __builtin_memcpy(to, &value, sizeof(value));
+}
+
+// The first `count` elements; the others are zero and are not touched in memory.
+template <typename Register, typename Element>
+Register load_first(const Element* from, int count) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(Register) == 64 && sizeof(Element) == 8)
+    return (Register)_mm512_maskz_loadu_epi64(static_cast<__mmask8>((1u << count) - 1), from);
+  if constexpr (sizeof(Register) == 64 && sizeof(Element) == 4)
+    return (Register)_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), from);
+  if constexpr (sizeof(Register) == 32 && sizeof(Element) == 2)
+    return (Register)_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1), from);
+#endif
+  Element lanes[sizeof(Register) / sizeof(Element)] = {};
+  for (int lane = 0; lane < count; ++lane) lanes[lane] = from[lane];
+  return load<Register>(lanes);
+}
+
+template <typename Element, typename Register>
+void store_first(Element* to, Register value, int count) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(Register) == 64 && sizeof(Element) == 8)
+    return _mm512_mask_storeu_epi64(to, static_cast<__mmask8>((1u << count) - 1), (__m512i)value);
+  if constexpr (sizeof(Register) == 64 && sizeof(Element) == 4)
+    return _mm512_mask_storeu_epi32(to, static_cast<__mmask16>((1u << count) - 1), (__m512i)value);
+  if constexpr (sizeof(Register) == 32 && sizeof(Element) == 2)
+    return _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << count) - 1), (__m256i)value);
+#endif
+  Element lanes[sizeof(Register) / sizeof(Element)];
+  store(lanes, value);
+  for (int lane = 0; lane < count; ++lane) to[lane] = lanes[lane];
+}
+
+template <typename Real>
+Integers<Real> lane_numbers() {
+  return []<int... lane>(std::integer_sequence<int, lane...>) {
+    return Integers<Real>{lane...};
+  }(std::make_integer_sequence<int, kLanes<Real>>());
+}
+
+// Every lane receives the lane whose number differs in the bit `distance`.
+template <int distance, typename Real>
+Vector<Real> exchange(Vector<Real> value) {
+#if defined(__clang__)
+  return [&]<int... lane>(std::integer_sequence<int, lane...>) {
+    return __builtin_shufflevector(value, value, (lane ^ distance)...);
+  }(std::make_integer_sequence<int, kLanes<Real>>());
+#else
+  return __builtin_shuffle(value, lane_numbers<Real>() ^ distance);
+#endif
+}
+
+// NaN in b is passed over: it reaches the result through the sum of exponentials.
+template <typename Register>
+Register larger(Register a, Register b) {
+  return b > a ? b : a;
+}
+
+template <typename Register>
+Register smaller(Register a, Register b) {
+  return b < a ? b : a;
+}
+
+// Reduce groups of `width` neighbouring lanes; every lane of a group receives the result.
+template <int width, typename Real>
+Vector<Real> group_max(Vector<Real> value) {
+  if constexpr (width > 1) {
+    value = group_max<width / 2, Real>(value);
+    value = larger(value, exchange<width / 2, Real>(value));
+  }
+  return value;
+}
+
+template <int width, typename Real>
+Vector<Real> group_sum(Vector<Real> value) {
+  if constexpr (width > 1) {
+    value = group_sum<width / 2, Real>(value);
+    value += exchange<width / 2, Real>(value);
+  }
+  return value;
+}
+
+// exp(x) = 2^n · exp(r), with n = round(x / ln 2) and |r| <= ln(2) / 2. ln 2 is split in two so that n · high is exact
+// and r keeps its digits, with or without fused multiply-add. exp(r) = 1 + r + r² · p(r), as one polynomial.
+// log(2^n · m) = n · ln 2 + 2f + f³ · q(f²), with f = (m - 1) / (m + 1) and m between sqrt(1/2) and sqrt(2).
+// p and q interpolate at Chebyshev nodes.
+template <typename Real>
+struct Elementary;
+
+template <>
+struct Elementary<float> {
+  static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;
+  static constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, in the low bits of the mantissa
+  static constexpr float kLowest = -105.f, kHighest = 89.f;  // beyond: 0 and infinity
+  static constexpr int kMantissaBits = 23, kBias = 127;
+  static constexpr std::int32_t kSqrtHalf = 0x3f3504f3;
+  static constexpr float kExpCoefficients[] = {0x1.6d117cp-10f, 0x1.120be2p-7f, 0x1.555518p-5f, 0x1.5554dcp-3f, 0x1p-1f, 1, 1};
+  static constexpr float kLogCoefficients[] = {0x1.2eeb8p-2f, 0x1.997c12p-2f, 0x1.55555cp-1f};
+};
+
+template <>
+struct Elementary<double> {
+  static constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;
+  static constexpr double kRound = 0x1.8p52;
+  static constexpr double kLowest = -746., kHighest = 710.;
+  static constexpr int kMantissaBits = 52, kBias = 1023;
+  static constexpr std::int64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
+  static constexpr double kExpCoefficients[] = {0x1.af390ba7e6f47p-26, 0x1.2891d4ffbb0f9p-22, 0x1.71de0d85293b8p-19,
+                                             0x1.a019b8ca26fcfp-16, 0x1.a01a01a7cebcdp-13, 0x1.6c16c1789d1d7p-10,
+                                             0x1.11111111109a6p-7,  0x1.5555555553d37p-5,  0x1.5555555555556p-3,
+                                             0x1.0000000000001p-1, 1, 1};
+  static constexpr double kLogCoefficients[] = {0x1.2b6688a387e03p-3, 0x1.39fd392179a95p-3, 0x1.7462bd8f7796ep-3,
+                                                0x1.c71c62c639fdep-3, 0x1.2492492e09d4dp-2, 0x1.9999999995204p-2,
+                                                0x1.5555555555558p-1};
+};
+
+// Highest power first.
+template <typename Real, int count>
+Vector<Real> polynomial(Vector<Real> x, const Real (&coefficients)[count]) {
+  Vector<Real> value = broadcast(coefficients[0]);
+  for (int i = 1; i < count; ++i) value = value * x + coefficients[i];
+  return value;
+}
+
+// Within 1 ulp, results that are denormal included. exp(-inf) = 0, exp(inf) = inf, NaN stays.
+template <typename Real>
+Vector<Real> exp(Vector<Real> x) {
+  using Constants = Elementary<Real>;
+  constexpr Real kLog2e = static_cast<Real>(1.44269504088896340736);
+  x = smaller(larger(x, broadcast(Constants::kLowest)), broadcast(Constants::kHighest));
+  const Vector<Real> shifted = x * kLog2e + Constants::kRound;
+  const Vector<Real> n = shifted - Constants::kRound;
+  const Vector<Real> r = (x - n * Constants::kLn2High) - n * Constants::kLn2Low;
+  const Vector<Real> e = polynomial<Real>(r, Constants::kExpCoefficients);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Real) == 4) return (Vector<Real>)_mm512_maskz_scalef_ps(0xffff, (__m512)e, (__m512)n);
+  else return (Vector<Real>)_mm512_maskz_scalef_pd(0xff, (__m512d)e, (__m512d)n);
+#else
+  // 2^n in two factors, because it may be denormal or too large where the result is not: only the last product rounds.
+  const Integers<Real> power = (Integers<Real>)shifted - (Integers<Real>)broadcast(Constants::kRound);
+  const Integers<Real> half = power >> 1;
+  const auto power_of_two = [](Integers<Real> k) {
+    return (Vector<Real>)((k + Constants::kBias) << Constants::kMantissaBits);
+  };
+  return e * power_of_two(half) * power_of_two(power - half);
+#endif
+}
+
+// Of a sum of exponentials: positive, neither denormal nor infinite. NaN stays.
+template <typename Real>
+Vector<Real> log(Vector<Real> x) {
+  using Constants = Elementary<Real>;
+  const Integers<Real> power = ((Integers<Real>)x - Constants::kSqrtHalf) >> Constants::kMantissaBits;
+  const Vector<Real> m = (Vector<Real>)((Integers<Real>)x - (power << Constants::kMantissaBits));
+  const Vector<Real> n = __builtin_convertvector(power, Vector<Real>);
+  const Vector<Real> f = (m - 1) / (m + 1), square = f * f;
+  const Vector<Real> log_m = 2 * f + (f * square) * polynomial<Real>(square, Constants::kLogCoefficients);
+  return n * Constants::kLn2High + (log_m + n * Constants::kLn2Low) + (x - x);
+}
+
+}  // namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE

@@ -1,0 +1,265 @@
+// Which kernel, and in which shape. Each regime offers a plan or says why it cannot take the problem; the first that
+// both can take it and expects to be fastest wins. All numbers come from tuning.hpp.
+#include "host/cuda_plan.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+#include "host/tuning.hpp"
+
+namespace ndsoftmax {
+namespace {
+
+using tuning::kWarp;
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t power_of_two_from(std::int64_t x) { return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(x))); }
+int log2_up(std::int64_t x) { return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(x - 1))); }
+
+bool uses(const Problem& problem, int operand) {
+  return operand != kGrad || problem.direction == Direction::backward;
+}
+
+int bytes_of(const Problem& problem, int operand) {
+  return size_of(operand == kResult ? problem.result : problem.source);
+}
+
+// What the row regimes need to know of a problem with contiguous rows.
+struct Rows {
+  std::int64_t count;
+  int vector;             // elements of 16 bytes
+  std::int64_t vectors;   // that cover the longest row, wherever it starts
+  bool aligned;           // every row starts on 16 bytes
+  int held;               // vectors that a thread of the block and cluster regimes holds
+  int state_bytes;
+};
+
+int state_bytes(const Problem& problem) {
+  return (problem.source == DType::float64 ? 8 : 4) * (problem.direction == Direction::forward ? 2 : 1);
+}
+
+Rows rows_of(const Problem& problem) {
+  const int bytes = size_of(problem.source);
+  Rows rows{};
+  rows.count = problem.outer.size;
+  rows.vector = tuning::kVectorBytes / bytes;
+  rows.aligned = problem.alignment[kSource] == tuning::kVectorBytes;
+  for (int group = 0; group < problem.outer.rank; ++group)
+    rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
+  rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
+  rows.held = tuning::held_vectors(bytes, problem.direction);
+  rows.state_bytes = state_bytes(problem);
+  return rows;
+}
+
+// Staging needs rows without gaps that start on 16 bytes as a whole; it pays where single rows do not.
+bool should_stage(const Problem& problem, const Rows& rows) {
+  if (log2_up(problem.dim.size) > tuning::kStagedMaxLog2Dim || !problem.packed_rows()) return false;
+  for (int operand = 0; operand < kOperands; ++operand)
+    if (uses(problem, operand) && problem.alignment[operand] != tuning::kVectorBytes) return false;
+  return problem.dim.size % rows.vector != 0;
+}
+
+// A regime's answer: a plan, or why not.
+struct Offer {
+  std::optional<Plan> plan;
+  const char* refusal = nullptr;
+};
+
+Plan row_plan(Regime regime, const Rows& rows) {
+  Plan plan;
+  plan.regime = regime;
+  plan.vector = rows.vector;
+  plan.items = rows.held;
+  return plan;
+}
+
+Offer offer_warp(const Problem& problem, const Rows& rows) {
+  Plan plan = row_plan(Regime::warp, rows);
+  plan.block = tuning::kWarpBlock;
+  if (should_stage(problem, rows)) {
+    const int dim = static_cast<int>(problem.dim.size);
+    const int sources = problem.direction == Direction::backward ? 2 : 1;
+    const bool in_place = problem.source == problem.result;
+    plan.staged = true;
+    plan.log2_dim = log2_up(dim);
+    plan.items = 1;
+    plan.rows_per_block = tuning::staged_rows_per_block(dim, size_of(problem.source));
+    plan.shared_bytes = plan.rows_per_block * dim *
+                        (sources * size_of(problem.source) + (in_place ? 0 : size_of(problem.result)));
+    plan.why = "short rows that 16 bytes do not divide: whole rows a thread, through shared memory";
+  } else {
+    const std::int64_t covered = rows.aligned ? problem.dim.size : rows.vectors * rows.vector;
+    if (covered > 1 << tuning::kWarpMaxLog2Dim) return {{}, "a warp holds rows of at most 1024 elements"};
+    plan.log2_dim = log2_up(std::max<std::int64_t>(covered, rows.vector));
+    const tuning::WarpLayout layout = tuning::warp_layout(plan.log2_dim, rows.vector);
+    plan.items = layout.vectors;
+    plan.threads_per_row = layout.lanes;
+    plan.rows_per_block = plan.block / layout.lanes * layout.rows;
+    plan.why = "a row fits in the registers of a warp, or of a part of one";
+  }
+  plan.grid = divide_up(rows.count, plan.rows_per_block);
+  return {plan};
+}
+
+// Threads, in whole warps, of each of `blocks` blocks that together hold a row.
+std::int64_t threads_to_hold(const Rows& rows, int blocks) {
+  return divide_up(divide_up(rows.vectors, static_cast<std::int64_t>(rows.held) * blocks), kWarp) * kWarp;
+}
+
+Offer offer_block(const Rows& rows, std::int64_t most_threads) {
+  const std::int64_t threads = threads_to_hold(rows, 1);
+  if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
+  Plan plan = row_plan(Regime::block, rows);
+  plan.block = plan.threads_per_row = static_cast<int>(threads);
+  plan.grid = rows.count;
+  plan.why = "a row fits in the registers of a block";
+  return {plan};
+}
+
+Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
+  if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
+  // few rows: as many blocks a row as the GPU has room for; otherwise as few as hold it in small blocks
+  const std::int64_t room = std::max<std::int64_t>(2, device.multiprocessors / rows.count);
+  int cluster = 2;
+  while (cluster < architecture.max_cluster &&
+         (cluster * 2 <= room || threads_to_hold(rows, cluster) > architecture.cluster_threads))
+    cluster *= 2;
+  const std::int64_t threads = threads_to_hold(rows, cluster);
+  if (threads > 1024) return {{}, "a row is wider than the registers of a cluster"};
+  Plan plan = row_plan(Regime::cluster, rows);
+  plan.block = static_cast<int>(threads);
+  plan.cluster = cluster;
+  plan.threads_per_row = static_cast<int>(threads) * cluster;
+  plan.grid = rows.count * cluster;
+  plan.why = "a row fits in the registers of a cluster of blocks, small enough to overlap loading and storing";
+  return {plan};
+}
+
+Offer offer_online(const Rows& rows, const tuning::Architecture& architecture) {
+  Plan plan = row_plan(Regime::online, rows);
+  plan.items = tuning::kOnlineVectors;
+  plan.block = plan.threads_per_row = architecture.online_block;
+  plan.grid = rows.count;
+  plan.passes = 2;
+  plan.why = "a row is wider than what stays on chip: online softmax, then a second pass, from L2 where it fits";
+  return {plan};
+}
+
+Offer offer_split(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
+  Plan plan = offer_online(rows, architecture).plan.value();
+  const std::int64_t room = device.multiprocessors * architecture.blocks_per_sm;
+  const std::int64_t useful = divide_up(rows.vectors, plan.block * tuning::kSplitMinVectors);
+  plan.regime = Regime::split;
+  plan.splits = std::clamp<std::int64_t>(room / rows.count, 1, useful);
+  plan.grid = rows.count * plan.splits;
+  plan.workspace_bytes = plan.grid * rows.state_bytes;
+  plan.why = "fewer rows than the GPU has room for: blocks share a row, states meet in a workspace";
+  return {plan};
+}
+
+// ---- strided ------------------------------------------------------------------------------------------------------
+
+// Vectors along the columns need: the innermost group contiguous in every operand, and everything else a multiple.
+bool columns_are_vectors(const Problem& problem, int vector) {
+  if (problem.inner.rank == 0) return false;
+  const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
+  if (fastest.size % vector != 0) return false;
+  for (int operand = 0; operand < kOperands; ++operand) {
+    if (!uses(problem, operand)) continue;
+    if (fastest.stride[operand] != 1) return false;
+    if (problem.alignment[operand] < std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand))) return false;
+    for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
+      for (int group = 0; group < axis->rank; ++group)
+        if (&axis->groups[group] != &fastest && axis->groups[group].stride[operand] % vector != 0) return false;
+  }
+  return true;
+}
+
+Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+  const int bytes = size_of(problem.source);
+  Plan plan;
+  plan.regime = Regime::strided;
+  plan.vector = tuning::strided_vector(bytes);
+  if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
+  plan.dim_fastest = problem.inner.size == 1;
+  plan.items = tuning::strided_items(bytes, problem.direction, plan.vector);
+
+  const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
+  // columns of a tile: a sector of memory at least, unless there are not so many, or dim is what neighbours share
+  const std::int64_t sector = std::max(1, tuning::kSectorBytes / (bytes * plan.vector));
+  const std::int64_t narrowest = plan.dim_fastest ? 1 : std::min(sector, power_of_two_from(columns));
+  std::int64_t along = power_of_two_from(divide_up(problem.dim.size, plan.items));
+  std::int64_t width;
+  if (along * narrowest <= tuning::kStridedMaxBlock) {
+    width = std::max(narrowest, architecture.strided_block / along);
+    // rather more blocks than full ones
+    while (width > narrowest && divide_up(columns, width) < 2 * device.multiprocessors) width /= 2;
+    width = std::max(width, kWarp / along);
+    plan.why = plan.dim_fastest ? "rows whose elements are not neighbours; a tile holds whole ones"
+                                : "another dimension runs faster than dim; a tile of columns holds all of dim";
+  } else {
+    plan.passes = 2;
+    plan.items = tuning::kOnlineVectors;
+    width = plan.dim_fastest ? 1 : std::min(2 * narrowest, power_of_two_from(columns));
+    along = architecture.strided_block / width;
+    const std::int64_t tiles = divide_up(columns, width);
+    const std::int64_t room = device.multiprocessors * architecture.blocks_per_sm;
+    const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
+    plan.splits = std::clamp<std::int64_t>(room / tiles, 1, useful);
+    plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
+                               : "dim is longer than a tile: online softmax over columns, then a second pass";
+  }
+  plan.threads_per_row = static_cast<int>(along);
+  plan.rows_per_block = static_cast<int>(width * plan.vector);
+  plan.block = static_cast<int>(along * width);
+  plan.grid = divide_up(columns, width) * plan.splits;
+
+  // teams of lanes meet in shared memory: their states, and the result
+  const std::int64_t lanes = plan.dim_fastest ? std::min<std::int64_t>(along, kWarp)
+                                              : std::clamp<std::int64_t>(kWarp / width, 1, along);
+  const std::int64_t teams = along / lanes;
+  if (teams > 1) plan.shared_bytes = static_cast<int>((teams + 1) * plan.rows_per_block * state_bytes(problem));
+  if (plan.splits > 1) plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
+  return plan;
+}
+
+Offer offer_of(Regime regime, const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+  if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
+  if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
+  const Rows rows = rows_of(problem);
+  switch (regime) {
+    case Regime::warp: return offer_warp(problem, rows);
+    case Regime::block: return offer_block(rows, 1024);
+    case Regime::cluster: return offer_cluster(rows, device, architecture);
+    case Regime::online: return offer_online(rows, architecture);
+    default: return offer_split(rows, device, architecture);
+  }
+}
+
+}  // namespace
+
+Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
+  const tuning::Architecture& architecture = tuning::architecture(device.compute_capability);
+  if (forced) {
+    const Offer offer = offer_of(*forced, problem, device, architecture);
+    if (offer.plan) return *offer.plan;
+    throw std::invalid_argument(std::string("the ") + name_of(*forced) + " regime cannot take " + to_string(problem) +
+                                ": " + offer.refusal);
+  }
+  if (!problem.contiguous_rows()) return strided_plan(problem, device, architecture);
+
+  const Rows rows = rows_of(problem);
+  if (const Offer warp = offer_warp(problem, rows); warp.plan) return *warp.plan;
+  const bool few = rows.count < device.multiprocessors && problem.dim.size >= tuning::kFewRowsMinDim;
+  const std::int64_t most_threads = few ? 0 : architecture.block_threads;
+  if (const Offer block = offer_block(rows, architecture.max_cluster > 1 ? most_threads : 1024); block.plan)
+    return *block.plan;
+  if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
+  if (rows.count < device.multiprocessors) return *offer_split(rows, device, architecture).plan;
+  return *offer_online(rows, architecture).plan;
+}
+
+}  // namespace ndsoftmax

@@ -1,0 +1,57 @@
+// The dispatcher: split, plan, launch.
+#include "ndsoftmax/host_softmax.hpp"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "host/cpu/launch.hpp"
+#if NDSOFTMAX_WITH_CUDA
+#include "cuda/launch.hpp"
+#endif
+
+namespace ndsoftmax {
+namespace {
+
+// The environment variable NDSOFTMAX_REGIME forces a regime, for tests and measurements.
+std::optional<Regime> forced_regime() {
+  const char* name = std::getenv("NDSOFTMAX_REGIME");
+  if (name == nullptr || *name == '\0') return std::nullopt;
+  const std::optional<Regime> regime = regime_from(name);
+  if (!regime)
+    throw std::invalid_argument(std::string("NDSOFTMAX_REGIME is '") + name +
+                                "'; it may be warp, block, cluster, online, split or strided");
+  return regime;
+}
+
+void run(const Problem& problem, const TensorView& source, const TensorView* grad, const TensorView& result,
+         const Execution& execution) {
+  if (problem.elements() == 0) return;
+  const Plan chosen = plan(problem, execution.device, forced_regime());
+  const void* grad_data = grad ? grad->data : nullptr;
+  if (execution.device.kind == Device::Kind::cpu)
+    return cpu::launch(problem, chosen, execution.device, source.data, grad_data, result.data);
+#if NDSOFTMAX_WITH_CUDA
+  void* workspace = chosen.workspace_bytes > 0
+                        ? execution.allocate(execution.context, static_cast<std::size_t>(chosen.workspace_bytes))
+                        : nullptr;
+  cuda::launch(problem, chosen, execution.device, source.data, grad_data, result.data, workspace, execution.stream);
+#else
+  throw std::runtime_error("this build of ndsoftmax has no CUDA kernels; build it where nvcc is on the PATH");
+#endif
+}
+
+}  // namespace
+
+void host_softmax(Operation operation, const TensorView& input, const TensorView& output,
+                  std::span<const std::int64_t> dims, const Execution& execution) {
+  run(make_problem(operation, input, nullptr, output, dims), input, nullptr, output, execution);
+}
+
+void host_softmax_backward(Operation operation, const TensorView& grad_output, const TensorView& output,
+                           const TensorView& grad_input, std::span<const std::int64_t> dims,
+                           const Execution& execution) {
+  run(make_problem(operation, output, &grad_output, grad_input, dims), output, &grad_output, grad_input, execution);
+}
+
+}  // namespace ndsoftmax

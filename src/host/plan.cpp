@@ -1,0 +1,43 @@
+// From a Problem to a Plan: names, printing, and the way to the CPU's or to CUDA's planner.
+#include "ndsoftmax/plan.hpp"
+
+#include <array>
+#include <sstream>
+
+#include "host/cpu/launch.hpp"
+#include "host/cuda_plan.hpp"
+
+namespace ndsoftmax {
+namespace {
+
+constexpr std::array kRegimeNames{"warp", "block", "cluster", "online", "split", "strided"};
+
+}  // namespace
+
+const char* name_of(Regime regime) { return kRegimeNames[static_cast<std::size_t>(regime)]; }
+
+std::optional<Regime> regime_from(std::string_view name) {
+  for (std::size_t i = 0; i < kRegimeNames.size(); ++i)
+    if (name == kRegimeNames[i]) return static_cast<Regime>(i);
+  return std::nullopt;
+}
+
+Plan plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
+  return device.kind == Device::Kind::cpu ? cpu::plan(problem, device, forced) : cuda_plan(problem, device, forced);
+}
+
+std::string to_string(const Plan& plan) {
+  std::ostringstream text;
+  text << name_of(plan.regime);
+  if (plan.staged) text << ", staged through shared memory";
+  text << ": " << plan.items << " × " << plan.vector << " elements a thread, " << plan.threads_per_row << " threads a "
+       << (plan.regime == Regime::strided ? "column" : "row") << ", grid " << plan.grid << " × " << plan.block;
+  if (plan.cluster > 1) text << " in clusters of " << plan.cluster;
+  if (plan.splits > 1) text << ", " << plan.splits << " parts a row";
+  if (plan.shared_bytes > 0) text << ", " << plan.shared_bytes << " bytes of shared memory";
+  if (plan.workspace_bytes > 0) text << ", " << plan.workspace_bytes << " bytes of workspace";
+  text << ", reads each element " << (plan.passes == 1 ? "once" : "twice") << "; " << plan.why;
+  return text.str();
+}
+
+}  // namespace ndsoftmax

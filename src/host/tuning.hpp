@@ -1,0 +1,118 @@
+// Every tuning number of the CUDA backend, with its reason. plan() reads them on the host; the kernels take the ones
+// that must be known when they are compiled (how many values a thread holds) from here as template arguments.
+//
+// The common ground: softmax is bound by memory. By Little's law an H200 needs about 40 KiB of loads in flight on
+// each multiprocessor to reach its bandwidth, so a thread issues several 16-byte loads before it uses the first, in
+// blocks small enough that some of them load while others exponentiate or store.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "ndsoftmax/types.hpp"
+
+namespace ndsoftmax::tuning {
+
+inline constexpr int kVectorBytes = 16;  // the widest access that every architecture since sm_75 has
+
+// 4-byte registers in which a thread holds its part of a row. With addresses and temporaries a kernel stays under 64
+// registers, so that even blocks of 1024 threads fit, and smaller ones fill half of a multiprocessor's threads.
+inline constexpr int kHeldRegisters = 32;
+
+constexpr int held_values(int source_bytes, Direction direction) {
+  const int operands = direction == Direction::backward ? 2 : 1;  // backward holds the gradient and the output
+  const int accumulator_bytes = source_bytes == 8 ? 8 : 4;
+  return kHeldRegisters * 4 / accumulator_bytes / operands;
+}
+
+constexpr int held_vectors(int source_bytes, Direction direction) {
+  return held_values(source_bytes, direction) / (kVectorBytes / source_bytes);
+}
+
+// ---- warp regime: rows of at most 1024 elements -------------------------------------------------------------------
+
+inline constexpr int kWarp = 32;
+inline constexpr int kWarpMaxLog2Dim = 10;
+inline constexpr int kWarpBlock = 128;        // small blocks retire and refill smoothly
+inline constexpr int kWarpVectors = 4;        // 64 bytes in flight a thread: enough at half occupancy
+inline constexpr int kStagedMaxLog2Dim = 5;   // past 32 elements the partial vectors at a row's ends cost little
+inline constexpr int kStagedBytes = 8 * 1024; // of input a block: 16 blocks fit on a multiprocessor of 164 KiB and up
+
+// A multiple of the block, so that a block's rows begin on 16 bytes.
+constexpr int staged_rows_per_block(int dim, int source_bytes) {
+  const int turns = kStagedBytes / (kWarpBlock * dim * source_bytes);
+  return kWarpBlock * (turns > 1 ? turns : 1);
+}
+
+// How a warp shares rows whose size, rounded up, is 2^log2_dim.
+struct WarpLayout {
+  int lanes = 1;    // of one row
+  int vectors = 1;  // a lane holds of one row
+  int rows = 1;     // a lane works on
+};
+
+// Few lanes a row mean few shuffles; two neighbours cover a 32-byte sector, which is what memory moves.
+constexpr WarpLayout warp_layout(int log2_dim, int vector) {
+  const int total = (1 << log2_dim) / vector > 1 ? (1 << log2_dim) / vector : 1;
+  WarpLayout layout;
+  layout.lanes = total / kWarpVectors > 2 ? total / kWarpVectors : (total > 1 ? 2 : 1);
+  if (layout.lanes > kWarp) layout.lanes = kWarp;
+  layout.vectors = total / layout.lanes;
+  layout.rows = layout.vectors < kWarpVectors ? kWarpVectors / layout.vectors : 1;
+  return layout;
+}
+
+// ---- by architecture ----------------------------------------------------------------------------------------------
+
+struct Architecture {
+  int from_compute_capability;
+  int block_threads;         // a block regime's row takes at most so many, where clusters can take over
+  int cluster_threads;       // of each block of a cluster, while 8 blocks suffice
+  int max_cluster;           // 1: no clusters
+  int online_block;          // threads of a block that reads its row twice
+  int strided_block;         // threads of a tile, where dim does not ask for more
+  int blocks_per_sm;         // of a split grid
+};
+
+// Walked from the newest. sm_90 and later: a row that needs more than 512 threads would leave one or two blocks on a
+// multiprocessor, which then loads, exponentiates and stores in turns instead of at once, so it is cut over a cluster
+// of blocks of 256 threads. 16 blocks is more than portable clusters have (8), and every sm_90 and sm_100 part allows it;
+// sm_120 has 8.
+inline constexpr std::array kArchitectures{
+    Architecture{.from_compute_capability = 120, .block_threads = 512, .cluster_threads = 256, .max_cluster = 8,
+                 .online_block = 512, .strided_block = 256, .blocks_per_sm = 4},
+    Architecture{.from_compute_capability = 90, .block_threads = 512, .cluster_threads = 256, .max_cluster = 16,
+                 .online_block = 512, .strided_block = 256, .blocks_per_sm = 4},
+    Architecture{.from_compute_capability = 0, .block_threads = 1024, .cluster_threads = 0, .max_cluster = 1,
+                 .online_block = 512, .strided_block = 256, .blocks_per_sm = 4},
+};
+
+constexpr const Architecture& architecture(int compute_capability) {
+  for (const Architecture& entry : kArchitectures)
+    if (compute_capability >= entry.from_compute_capability) return entry;
+  return kArchitectures.back();
+}
+
+// ---- online and split ---------------------------------------------------------------------------------------------
+
+inline constexpr int kOnlineMaxBlock = 512;
+inline constexpr int kOnlineVectors = 4;            // loads in flight a thread, as in the warp regime
+inline constexpr std::int64_t kFewRowsMinDim = 4096; // narrower rows are latency, however many blocks share them
+inline constexpr std::int64_t kSplitMinVectors = 4; // vectors a thread of a split row has at least: less is launch latency
+
+// ---- strided ------------------------------------------------------------------------------------------------------
+
+inline constexpr int kStridedMaxBlock = 512;  // leaves each thread 128 registers for its columns and their addresses
+inline constexpr int kSectorBytes = 32;  // what memory moves at least: a tile is no narrower along the columns
+
+// Columns a thread moves at once: 4, also of 16-bit elements, because with 8 too few threads share the exponentials.
+constexpr int strided_vector(int source_bytes) { return source_bytes == 8 ? 2 : 4; }
+
+constexpr int strided_items(int source_bytes, Direction direction, int vector) {
+  return held_values(source_bytes, direction) / vector;
+}
+
+inline constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+
+}  // namespace ndsoftmax::tuning

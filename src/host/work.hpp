@@ -1,0 +1,50 @@
+// Which thread does which part of a problem: the index arithmetic of every CUDA kernel, in functions that the host
+// can call too. coverage() walks them to show that each element is written exactly once.
+#pragma once
+
+#include <cstdint>
+
+#include "ndsoftmax/types.hpp"
+
+namespace ndsoftmax::work {
+
+// Rows. A block works on rows_per_block rows; `group` is the team of threads_per_row threads within it.
+NDSOFTMAX_HOST_DEVICE std::int64_t row(std::int64_t block, int rows_per_block, int group, int groups, int turn) {
+  return block * rows_per_block + static_cast<std::int64_t>(turn) * groups + group;
+}
+
+// A row is read as vectors that start at a multiple of their size in memory, `phase` elements before the row or at it.
+// Vector `item` of thread `lane` begins at this element of the row (negative: only its end lies in the row).
+template <typename Index>
+NDSOFTMAX_HOST_DEVICE Index first_element(Index item, int threads_per_row, int lane, int vector, int phase) {
+  return (item * threads_per_row + lane) * vector - phase;
+}
+
+// Vectors that hold a row of dim elements.
+template <typename Index>
+NDSOFTMAX_HOST_DEVICE Index vectors_in_row(Index dim, int vector, int phase) {
+  return (dim + phase + vector - 1) / vector;
+}
+
+// Part `part` of `parts` of `total` things, in whole multiples of `grain` things.
+struct Part {
+  std::int64_t begin, end;
+};
+NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts, std::int64_t grain) {
+  const std::int64_t grains = (total + grain - 1) / grain;
+  const std::int64_t size = (grains + parts - 1) / parts * grain;
+  const std::int64_t begin = part * size < total ? part * size : total;
+  return {begin, begin + size < total ? begin + size : total};
+}
+
+// Strided tiles: a block has columns (groups of `vector` neighbouring ones) times threads along dim.
+struct TileThread {
+  int column;  // within the tile, in vectors
+  int along;   // dim
+};
+NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, int columns, int threads_along, bool dim_fastest) {
+  return dim_fastest ? TileThread{thread / threads_along, thread % threads_along}
+                     : TileThread{thread % columns, thread / columns};
+}
+
+}  // namespace ndsoftmax::work

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+from strategies import DEVICES
+
+settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("thorough", max_examples=2000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

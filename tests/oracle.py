@@ -1,0 +1,76 @@
+"""What softmax and its gradients are, in float64 and without torch.softmax, and how far a result is from them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Dims = int | tuple[int, ...]
+
+
+def forward(x: Tensor, dim: Dims, *, log: bool) -> Tensor:
+    """softmax or log_softmax of x in float64. Differentiable, so that autograd is the oracle of backward."""
+    z = x.double()
+    if z.numel() == 0:
+        return z
+    shifted = z - z.detach().amax(dim, keepdim=True)
+    exponentials = shifted.exp()
+    total = exponentials.sum(dim, keepdim=True)
+    return shifted - total.log() if log else exponentials / total
+
+
+def backward(grad_output: Tensor, output: Tensor, dim: Dims, *, log: bool) -> Tensor:
+    """The gradient of the input in float64, from the gradient of the output and the output itself."""
+    grad, y = grad_output.double(), output.double()
+    if log:
+        return grad - y.exp() * grad.sum(dim, keepdim=True)
+    return y * (grad - (grad * y).sum(dim, keepdim=True))
+
+
+def magnitude(grad_output: Tensor, output: Tensor, dim: Dims, *, log: bool) -> Tensor:
+    """The terms of `backward` added up without cancelling: rounding errors are small against this."""
+    grad, y = grad_output.double().abs(), output.double()
+    if log:
+        return grad + y.exp() * (1 + y.abs()) * grad.sum(dim, keepdim=True)
+    return y.abs() * (grad + (grad * y.abs()).sum(dim, keepdim=True))
+
+
+def ulp(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance between neighbouring numbers of `dtype` at `exact` (float64)."""
+    limits = torch.finfo(dtype)
+    power_of_two = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 1)
+    return limits.eps * torch.where(exact == 0, 0.0, power_of_two).clamp(min=limits.tiny)
+
+
+def errors(got: Tensor, exact: Tensor, *, log: bool) -> Tensor:
+    """The distance of every element from `exact` in ulp, for log_softmax in units of eps · max(1, |exact|).
+
+    NaN and infinities count as right where `exact`, rounded to the dtype of `got`, has the same; elsewhere as infinity.
+    """
+    unit = torch.finfo(got.dtype).eps * exact.abs().clamp(min=1) if log else ulp(exact, got.dtype)
+    same = (got.isinf() & (got == exact.to(got.dtype))) | (got.isnan() & exact.isnan())
+    distance = ((got.double() - exact) / unit).abs().nan_to_num(nan=torch.inf)
+    return torch.where(same, 0.0, distance)
+
+
+def assert_forward(got: Tensor, x: Tensor, dim: Dims, *, log: bool) -> None:
+    """`got` is softmax or log_softmax of x, up to the rounding that a computation in its dtype cannot avoid."""
+    exact = forward(x, dim, log=log)
+    assert got.shape == exact.shape
+    if got.numel() == 0:
+        return
+    # Rounding x - max changes its exponential by half an ulp for each unit of the difference.
+    difference = (x.double() - x.double().amax(dim, keepdim=True)).abs().nan_to_num(0, posinf=0)
+    own_precision = got.dtype in (torch.float32, torch.float64)
+    allowed = 4 + 0.5 * difference if own_precision and not log else torch.full_like(exact, 4 if own_precision else 1)
+    error = errors(got, exact, log=log)
+    assert (error <= allowed).all(), f"off by {error.max():.3g} units at most\n{got}\n{exact}"
+
+
+def assert_close(got: Tensor, exact: Tensor, magnitude: Tensor, eps: float | None = None) -> None:
+    """`got` is `exact` up to rounding errors (of relative size eps) of terms of the given magnitude."""
+    limits = torch.finfo(got.dtype)
+    allowed = 16 * (limits.eps if eps is None else eps) * magnitude + limits.eps * exact.abs() + limits.tiny
+    error = (got.double() - exact).abs()
+    assert got.shape == exact.shape
+    assert (error <= allowed).all(), f"off by {(error / allowed).max():.3g} times what is allowed\n{got}\n{exact}"

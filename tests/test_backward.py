@@ -1,0 +1,75 @@
+"""Gradients: the backward operators against their formula, and .backward() against autograd, in float64."""
+
+from __future__ import annotations
+
+import ndsoftmax
+import oracle
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import assert_close
+from strategies import FLOATS, HALVES, Call, calls, layouts, numbers
+
+SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
+BACKWARD = {False: ndsoftmax.ops.softmax_backward, True: ndsoftmax.ops.log_softmax_backward}
+
+
+@given(call=calls(), data=st.data())
+def test_operator_takes_any_strides(device: str, call: Call, data: st.DataObject) -> None:
+    output = call.input(device)  # the operators are formulas: they need no output that sums to one
+    grad = data.draw(layouts(call.layout.shape)).tensor(call.seed + 1, call.dtype, device, scale=0.1)
+    got = BACKWARD[call.log](grad, output, call.dim)
+    exact = oracle.backward(grad, output, call.dim, log=call.log)
+    magnitude = oracle.magnitude(grad, output, call.dim, log=call.log)
+    assert got.dtype == call.dtype
+    assert_close(got, exact, magnitude, eps=torch.finfo(computed_in(call.dtype)).eps)
+
+
+@given(call=calls(st.just(torch.float32)), narrow=st.sampled_from(HALVES))
+def test_operator_narrows_to_input_dtype(device: str, call: Call, narrow: torch.dtype) -> None:
+    output, grad = call.input(device), numbers(1, call.seed, device=device)[0].expand(call.layout.shape)
+    got = BACKWARD[call.log](grad, output, call.dim, input_dtype=narrow)
+    exact = oracle.backward(grad, output, call.dim, log=call.log)
+    magnitude = oracle.magnitude(grad, output, call.dim, log=call.log)
+    assert got.dtype == narrow
+    assert_close(got, exact, magnitude, eps=torch.finfo(torch.float32).eps)
+
+
+@given(call=calls(), widen=st.booleans())
+def test_backward_is_float64_autograd(device: str, call: Call, widen: bool) -> None:
+    dtype = torch.float32 if widen and call.dtype in HALVES else None
+    x = call.input(device).requires_grad_()
+    y = SOFTMAX[call.log](x, call.dim, dtype=dtype)
+    grad = numbers(y.numel(), call.seed + 1, y.dtype, device).view(y.shape)
+    (got,) = torch.autograd.grad(y, x, grad)
+    x64 = x.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(oracle.forward(x64, call.dim, log=call.log), x64, grad.double())
+    assert got.dtype == x.dtype
+    assert_close(got, exact, oracle.magnitude(grad, y.detach(), call.dim, log=call.log))
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gradient_reaches_what_came_before(device: str, dtype: torch.dtype, log: bool) -> None:
+    x = numbers(60, 0, dtype, device).view(3, 4, 5).requires_grad_()
+    weight = numbers(60, 1, dtype, device).view(3, 4, 5)
+    (SOFTMAX[log](x * 2, (0, 2)) * weight).sum().backward()
+    x64 = x.detach().double().requires_grad_()
+    (oracle.forward(x64 * 2, (0, 2), log=log) * weight.double()).sum().backward()
+    assert x.grad is not None
+    assert x64.grad is not None
+    magnitude = 2 * oracle.magnitude(weight, oracle.forward(x.detach() * 2, (0, 2), log=log), (0, 2), log=log)
+    assert_close(x.grad, x64.grad, magnitude)
+
+
+def test_no_gradient_is_asked_for_in_vain(device: str) -> None:
+    x = numbers(12, 0, device=device).view(3, 4)
+    assert not ndsoftmax.softmax(x).requires_grad
+    assert ndsoftmax.softmax(x.requires_grad_()).requires_grad
+    with torch.no_grad():
+        assert not ndsoftmax.softmax(x).requires_grad
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

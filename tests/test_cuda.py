@@ -1,0 +1,143 @@
+"""What only a GPU can show: sizes beyond 2^31, streams, graphs, device indices, memory, and that nothing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ndsoftmax
+import pytest
+import torch
+from oracle import assert_forward, errors
+from strategies import DEVICES, numbers
+
+pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU and a build with CUDA")
+
+GIB = 1 << 30
+SHAPES = [
+    ((64, 1000), 1),
+    ((4, 5000), 1),
+    ((2, 100_000), 1),
+    ((1, 3_000_000), 1),
+    ((8, 50, 60), 1),
+    ((1, 500_000, 3), 1),
+]
+every_shape = pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def give_memory_back() -> Iterator[None]:
+    yield
+    torch.cuda.empty_cache()
+
+
+def normal(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    return numbers(torch.Size(shape).numel(), seed, device="cuda").view(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((2**31 + 64, 2), 1), ((3, 2**30), 1), ((1, 2**31 + 10), 1), ((2**21 + 1, 1024), 1), ((2**21 + 1, 8, 128), 1)],
+    ids=str,
+)
+def test_more_than_two_to_the_31_elements(shape: tuple[int, ...], dim: int) -> None:
+    elements = torch.Size(shape).numel()
+    if torch.cuda.mem_get_info()[0] < 4 * elements + 4 * GIB:
+        pytest.skip("needs more GPU memory")
+    x = torch.randn(shape, dtype=torch.float16, device="cuda")
+    y = ndsoftmax.log_softmax(x, dim)
+    for at in (0, -1):  # the first and the last row, whole, in parts that fit into memory as float64
+        row, got = (tensor.movedim(dim, -1)[(at,) * (x.dim() - 1)].split(1 << 26) for tensor in (x, y))
+        total = torch.stack([part.double().logsumexp(0) for part in row]).logsumexp(0)
+        for part, got_part in zip(row, got, strict=True):
+            assert (errors(got_part, part.double() - total, log=True) <= 1).all()
+
+
+@every_shape
+def test_runs_on_the_current_stream_in_order(shape: tuple[int, ...], dim: int) -> None:
+    x, late = torch.zeros(shape, device="cuda"), normal(shape)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.copy_(late)
+        y = ndsoftmax.softmax(x, dim)
+        x.zero_()
+    stream.synchronize()
+    assert_forward(y, late, dim, log=False)
+
+
+@every_shape
+def test_captured_in_a_graph_and_replayed(shape: tuple[int, ...], dim: int) -> None:
+    x = normal(shape)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ndsoftmax.softmax(x, dim)
+        grad = ndsoftmax.ops.softmax_backward(x, y, dim)
+    for seed in (1, 2):
+        x.copy_(normal(shape, seed))
+        graph.replay()
+        assert torch.equal(y, ndsoftmax.softmax(x, dim))
+        assert torch.equal(grad, ndsoftmax.ops.softmax_backward(x, y, dim))
+
+
+@every_shape
+def test_nothing_synchronizes(shape: tuple[int, ...], dim: int) -> None:
+    x, out = normal(shape).requires_grad_(), torch.empty(shape, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(200_000_000)
+        start = torch.cuda.Event()
+        start.record()
+        ndsoftmax.softmax(x, dim).sum().backward()
+        ndsoftmax.log_softmax(x.detach(), dim, out=out)
+        assert not start.query(), "the call waited for the work before it"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_transposed_input_is_read_in_place(dtype: torch.dtype) -> None:
+    x = torch.randn(4096, 2048, device="cuda").to(dtype)
+    for view, dim in ((x.T, 0), (x.T, 1), (x[:, ::2], 1), (x.view(64, 64, 2048).transpose(0, 1), 2)):
+        expected = torch.empty_like(view).untyped_storage().nbytes()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = ndsoftmax.softmax(view, dim)
+        assert torch.cuda.max_memory_allocated() - before == expected
+        assert_forward(y, view, dim, log=False)
+        del y
+
+
+def test_a_shared_row_takes_less_than_a_mebibyte_of_workspace() -> None:
+    x = normal((1, 1 << 24))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = ndsoftmax.softmax(x, 1)
+    assert torch.cuda.max_memory_allocated() - before < y.nbytes + (1 << 20)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@every_shape
+def test_runs_where_the_tensor_is(shape: tuple[int, ...], dim: int) -> None:
+    x = normal(shape).to("cuda:1")
+    y = ndsoftmax.softmax(x, dim)
+    assert (y.device, torch.cuda.current_device()) == (x.device, 0)
+    assert_forward(y, x, dim, log=False)
+    with pytest.raises(RuntimeError, match="device"):
+        ndsoftmax.softmax(x, dim, out=torch.empty(shape, device="cuda:0"))
+
+
+def test_an_index_names_the_device() -> None:
+    properties = torch.cuda.get_device_properties(0)
+    here = ndsoftmax._C.device("cuda", 0)
+    assert here.compute_capability == 10 * properties.major + properties.minor
+    assert here.multiprocessors == properties.multi_processor_count
+
+
+def test_memory_of_another_stream_lives_until_it_is_read() -> None:
+    x, stream = normal((2048, 4096)), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        outputs = [ndsoftmax.softmax(x, 1) for _ in range(8)]
+    torch.cuda.current_stream().wait_stream(stream)
+    assert all(torch.equal(y, outputs[0]) for y in outputs)

@@ -1,0 +1,287 @@
+"""Named edge cases, and bad input: an error of the right type before anything runs, and nothing changed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ndsoftmax
+import numpy as np
+import pytest
+import torch
+from oracle import assert_forward
+from strategies import FLOATS, numbers
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+FUNCTIONS = pytest.mark.parametrize("function", [ndsoftmax.softmax, ndsoftmax.log_softmax])
+
+
+@pytest.mark.parametrize("dim", [0, -1, (0,), (-1,)])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_number_without_dimensions(device: str, dtype: torch.dtype, dim: int | tuple[int]) -> None:
+    x = torch.tensor(3.5, dtype=dtype, device=device)
+    assert torch.equal(ndsoftmax.softmax(x, dim), torch.ones_like(x))
+    assert torch.equal(ndsoftmax.log_softmax(x, dim), torch.zeros_like(x))
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 4)], ids=str)
+def test_empty_tensors(device: str, shape: tuple[int, ...], function: Any) -> None:
+    x = torch.empty(shape, device=device)
+    out = torch.empty_like(x)
+    for dim in range(-len(shape), len(shape)):
+        y = function(x, dim)
+        assert (y.shape, y.dtype) == (x.shape, x.dtype)
+        assert function(x, dim, out=out) is out
+    assert function(x, tuple(range(len(shape)))).shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_dim_of_size_one(device: str, dtype: torch.dtype) -> None:
+    x = numbers(35, 0, dtype, device).view(5, 1, 7)
+    assert torch.equal(ndsoftmax.softmax(x, 1), torch.ones_like(x))
+    assert torch.equal(ndsoftmax.log_softmax(x, 1), torch.zeros_like(x))
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("dim", [2, -3, (0, 2), (-3, 1)])
+def test_dim_out_of_range_in_torchs_words(device: str, function: Any, dim: Any) -> None:
+    x = torch.zeros(2, 3, device=device)
+    wrong = dim if isinstance(dim, int) else next(d for d in dim if not -2 <= d < 2)
+    with pytest.raises(IndexError) as torchs:
+        torch.softmax(x, wrong)
+    with pytest.raises(IndexError, match=re.escape(str(torchs.value))):
+        function(x, dim)
+    with pytest.raises(IndexError, match=re.escape("[-1, 0], but got 1")):
+        function(torch.tensor(1.0, device=device), 1)
+
+
+@FUNCTIONS
+@pytest.mark.parametrize(
+    ("dim", "error"),
+    [
+        (True, TypeError),
+        (1.0, TypeError),
+        ("1", TypeError),
+        (None, TypeError),
+        ((0, True), TypeError),
+        ((0, 1.0), TypeError),
+        ((), ValueError),
+        ((1, 1), RuntimeError),
+        ((0, -2), RuntimeError),
+    ],
+    ids=str,
+)
+def test_bad_dims(device: str, function: Any, dim: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="dim") as raised:
+        function(torch.zeros(2, 3, device=device), dim)
+    assert raised.type is error
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64], ids=str)
+def test_other_dtypes_need_dtype(device: str, function: Any, dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match="dtype="):
+        function(torch.ones(2, 3, dtype=dtype, device=device), 1)
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, "float32", 1], ids=str)
+def test_bad_dtype_arguments(device: str, function: Any, dtype: Any) -> None:
+    with pytest.raises(TypeError, match="dtype"):
+        function(torch.ones(2, 3, device=device), 1, dtype=dtype)
+
+
+@FUNCTIONS
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.quint8),
+        lambda: [[1.0, 2.0]],
+        lambda: np.eye(3, dtype=np.float32),
+        lambda: None,
+        lambda: 1.0,
+    ],
+    ids=["sparse", "quantized", "list", "numpy", "None", "float"],
+)
+def test_what_is_not_a_dense_tensor(function: Any, make: Any) -> None:
+    with pytest.raises(TypeError, match="input"):
+        function(make(), 1)
+
+
+@FUNCTIONS
+def test_an_unsupported_device_is_named(function: Any) -> None:
+    with pytest.raises(RuntimeError, match="meta"):
+        function(torch.zeros(2, 3, device="meta"), 1)
+
+
+def overlapping(device: str) -> dict[str, tuple[Tensor, Tensor]]:
+    memory = torch.zeros(40, device=device)
+    square = torch.zeros(4, 4, device=device)
+    return {
+        "shifted by one": (memory[:12].view(3, 4), memory[1:13].view(3, 4)),
+        "shifted by a row": (memory[:12].view(3, 4), memory[4:16].view(3, 4)),
+        "transposed": (square, square.T),
+        "other steps": (memory[:12].view(3, 4), memory[:24].view(3, 8)[:, ::2]),
+        "with itself": (torch.zeros(3, 4, device=device), torch.zeros(4, device=device).expand(3, 4)),
+        "with itself, windows": (torch.zeros(3, 4, device=device), memory.as_strided((3, 4), (2, 1))),
+    }
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("case", overlapping("cpu"))
+def test_out_may_not_overlap(device: str, function: Any, case: str) -> None:
+    x, out = overlapping(device)[case]
+    x.copy_(numbers(x.numel(), 0, device=device).view(x.shape))
+    assert_refused(function, x, out, "overlap")
+
+
+@FUNCTIONS
+def test_out_must_fit(device: str, function: Any) -> None:
+    x = numbers(12, 0, device=device).view(3, 4)
+    assert_refused(function, x, torch.zeros(4, 3, device=device), "shape")
+    assert_refused(function, x, torch.zeros(12, device=device), "shape")
+    assert_refused(function, x, torch.zeros(0, device=device), "shape")
+    assert_refused(function, x, torch.zeros(3, 4, dtype=torch.float64, device=device), "dtype")
+    assert_refused(function, x, torch.zeros(3, 4, dtype=torch.int32, device=device), "dtype")
+    assert_refused(function, x.half(), torch.zeros(3, 4, dtype=torch.float16, device=device), "dtype", torch.float32)
+    assert_refused(function, x, torch.zeros(3, 4, device="meta"), "device")
+    if device != "cpu":
+        assert_refused(function, x, torch.zeros(3, 4), "device")
+    with pytest.raises(TypeError, match="out"):
+        function(x, 1, out=[0.0])
+
+
+@FUNCTIONS
+def test_out_takes_no_part_in_autograd(device: str, function: Any) -> None:
+    x = numbers(12, 0, device=device).view(3, 4)
+    leaf = x.clone().requires_grad_()
+    assert_refused(function, leaf, torch.zeros(3, 4, device=device), "grad")
+    assert_refused(function, x, torch.zeros(3, 4, device=device, requires_grad=True), "grad")
+    with torch.no_grad():
+        out = torch.zeros(3, 4, device=device)
+        function(leaf, 1, out=out)
+        assert torch.equal(out, function(x, 1))
+
+
+def assert_refused(function: Any, x: Tensor, out: Tensor, match: str, dtype: torch.dtype | None = None) -> None:
+    def state(tensor: Tensor) -> Any:
+        return tensor._version, tuple(tensor.shape), tensor.stride(), None if tensor.is_meta else tensor.tolist()
+
+    before = state(x), state(out)
+    with pytest.raises(RuntimeError, match=match):
+        function(x, 1, dtype=dtype, out=out)
+    assert (state(x), state(out)) == before
+
+
+@FUNCTIONS
+def test_out_between_the_elements_of_the_input(device: str, function: Any) -> None:
+    memory = numbers(48, 0, device=device)
+    for x, out in [
+        (memory.view(6, 8)[:, ::2], memory.view(6, 8)[:, 1::2]),
+        (memory.view(6, 8)[::2], memory.view(6, 8)[1::2]),
+        (memory.view(6, 8)[:, :4], memory.view(6, 8)[:, 4:]),
+        (memory[:24].view(6, 4), memory[24:].view(6, 4)),
+    ]:
+        before = x.clone()
+        function(x, 1, out=out)
+        assert torch.equal(x, before)
+        assert_forward(out, before, 1, log=function is ndsoftmax.log_softmax)
+
+
+@FUNCTIONS
+def test_a_bad_call_changes_neither_input_nor_out(device: str, function: Any) -> None:
+    x, out = numbers(12, 0, device=device).view(3, 4), torch.zeros(3, 4, device=device)
+    for dim, error in [(2, IndexError), ("1", TypeError), ((0, 0), RuntimeError)]:
+        with pytest.raises(error):
+            function(x, dim, out=out)
+        with pytest.raises(error):
+            function(x, dim, out=x)
+    assert torch.equal(x, numbers(12, 0, device=device).view(3, 4))
+    assert x._version == 0
+    assert not out.any()
+    assert out._version == 0
+
+
+@FUNCTIONS
+def test_the_negative_bit_is_honoured(device: str, function: Any) -> None:
+    x = torch.complex(numbers(12, 0, device=device), numbers(12, 1, device=device)).view(3, 4).conj().imag
+    assert x.is_neg()
+    assert_forward(function(x, 1), x.resolve_neg(), 1, log=function is ndsoftmax.log_softmax)
+
+
+@FUNCTIONS
+def test_a_tensor_of_zeros_without_memory(device: str, function: Any) -> None:
+    zeros = torch._efficientzerotensor((3, 4), device=device)
+    assert torch.equal(function(zeros, 1), function(torch.zeros(3, 4, device=device), 1))
+
+
+@FUNCTIONS
+def test_eight_threads_at_once(device: str, function: Any) -> None:
+    inputs = [numbers(300_000, seed, device=device).view(30, 10, 1000) for seed in range(16)]
+    expected = [function(x, dim) for x in inputs for dim in range(3)]
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda call: function(*call), [(x, dim) for x in inputs for dim in range(3)]))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+class Rows(Dataset[Tensor]):
+    """Rows that a DataLoader's worker normalizes."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        return ndsoftmax.softmax(numbers(600_000, index).view(3, -1))
+
+
+def send_softmax(x: Tensor, pipe: Any) -> None:
+    pipe.send_bytes(ndsoftmax.softmax(x).numpy().tobytes())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_computes_right() -> None:
+    x = numbers(4_000_000, 0).view(4, -1)
+    expected = ndsoftmax.softmax(x).numpy().tobytes()  # starts the threads that a child does not inherit
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(target=send_softmax, args=(x, send))
+    child.start()
+    try:
+        assert receive.poll(60), "the child hangs"
+        assert receive.recv_bytes() == expected
+    finally:
+        child.kill()
+        child.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_dataloader_workers_compute_right() -> None:
+    expected = [ndsoftmax.softmax(numbers(600_000, index).view(3, -1)) for index in range(4)]
+    loader = DataLoader(Rows(), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60)
+    assert all(torch.equal(a, b) for a, b in zip(loader, expected, strict=True))
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf")
+def test_the_extension_needs_neither_torch_nor_cuda_nor_python_libraries() -> None:
+    headers = subprocess.run(
+        ["readelf", "-d", ndsoftmax._C.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", headers)
+    assert any(library.startswith("libc.") for library in needed)
+    assert not [library for library in needed if re.match(r"lib(torch|c10|cudart|cuda|python)", library)]
+
+
+def test_build_info() -> None:
+    info = ndsoftmax.build_info()
+    assert info["version"] == ndsoftmax.__version__
+    assert info["cpu_capability"] in info["cpu_instruction_sets"]
+    assert info["compiler"]
+    assert bool(info["cuda_version"]) == bool(info["architectures"]) == info["cuda"]

@@ -1,0 +1,84 @@
+"""softmax and log_softmax of any tensor, against float64."""
+
+from __future__ import annotations
+
+import ndsoftmax
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import assert_forward
+from strategies import FLOATS, HALVES, Call, calls, layouts, numbers
+
+SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
+
+
+@given(call=calls())
+def test_any_tensor_any_dim(device: str, call: Call) -> None:
+    x = call.input(device, scale=10)
+    before = x.clone()
+    y = SOFTMAX[call.log](x, call.dim)
+    assert (y.dtype, y.device) == (x.dtype, x.device)
+    assert y.stride() == torch.empty_like(x).stride()
+    assert torch.equal(x, before)
+    assert_forward(y, x, call.dim, log=call.log)
+
+
+@given(call=calls(), data=st.data())
+def test_out_of_any_strides_and_nothing_beside_it(device: str, call: Call, data: st.DataObject) -> None:
+    x = call.input(device)
+    out = data.draw(layouts(x.shape, expand=False)).tensor(1, call.dtype, device)
+    memory = torch.empty(0, dtype=call.dtype, device=device).set_(out.untyped_storage())
+    before, version = memory.clone(), out._version
+    assert SOFTMAX[call.log](x, call.dim, out=out) is out
+    assert out._version > version
+    assert_forward(out, x, call.dim, log=call.log)
+    out.copy_(before.as_strided(out.shape, out.stride(), out.storage_offset()))
+    assert torch.equal(memory, before)
+
+
+@given(call=calls(), data=st.data())
+def test_in_place(device: str, call: Call, data: st.DataObject) -> None:
+    x = data.draw(layouts(call.layout.shape, expand=False)).tensor(call.seed, call.dtype, device)
+    expected = SOFTMAX[call.log](x, call.dim)
+    assert torch.equal(SOFTMAX[call.log](x, call.dim, out=x), expected)
+
+
+@given(call=calls(st.sampled_from(HALVES)))
+def test_half_to_float(device: str, call: Call) -> None:
+    x = call.input(device, scale=10)
+    y = SOFTMAX[call.log](x, call.dim, dtype=torch.float32)
+    assert y.dtype == torch.float32
+    assert_forward(y, x, call.dim, log=call.log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("source", [*FLOATS, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_dtype_casts_first_as_torch_does(device: str, source: torch.dtype, dtype: torch.dtype, log: bool) -> None:
+    x = numbers(60, seed=0, device=device, scale=3).abs().to(source).view(3, 4, 5)
+    y = SOFTMAX[log](x, 1, dtype=dtype)
+    assert y.dtype == dtype
+    assert_forward(y, x if source in HALVES and dtype == torch.float32 else x.to(dtype), 1, log=log)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_complex_with_dtype_keeps_the_real_part_as_torch_does(device: str) -> None:
+    x = torch.complex(numbers(12, 0, device=device), numbers(12, 1, device=device)).view(3, 4)
+    assert_forward(ndsoftmax.softmax(x, 1, dtype=torch.float32), x.real, 1, log=False)
+
+
+@pytest.mark.parametrize("dim", [1, -1, (1, 2, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_channels_last_stays_channels_last(device: str, dtype: torch.dtype, dim: int | tuple[int, ...]) -> None:
+    x = numbers(2 * 21 * 8 * 9, 0, dtype, device).view(2, 21, 8, 9).to(memory_format=torch.channels_last)
+    y = ndsoftmax.softmax(x, dim)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert_forward(y, x, dim, log=False)
+
+
+def test_dim_defaults_to_the_last_and_a_list_is_a_tuple(device: str) -> None:
+    x = numbers(60, 0, device=device).view(3, 4, 5)
+    assert torch.equal(ndsoftmax.softmax(x), ndsoftmax.softmax(x, 2))
+    assert torch.equal(ndsoftmax.log_softmax(x), ndsoftmax.log_softmax(x, 2))
+    assert torch.equal(ndsoftmax.softmax(x, [0, 2]), ndsoftmax.softmax(x, (-1, 0)))

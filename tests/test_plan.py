@@ -1,0 +1,223 @@
+"""The dispatcher, on described devices: every problem has a plan, within limits, that writes every element once."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ndsoftmax
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ndsoftmax._C import Device, Plan, coverage, plan
+from oracle import assert_forward
+from strategies import HALVES, Call, calls, dims, dtypes, layouts, shapes
+
+REGIMES = ("warp", "block", "cluster", "online", "split", "strided")
+MIB = 1 << 20
+
+
+def cuda(compute_capability: int, multiprocessors: int, shared_kib: int, l2_mib: int) -> Device:
+    return Device(
+        kind="cuda",
+        compute_capability=compute_capability,
+        multiprocessors=multiprocessors,
+        shared_bytes_per_block=shared_kib * 1024,
+        l2_bytes=l2_mib * MIB,
+    )
+
+
+DEVICES = {
+    "T4": cuda(75, 40, 64, 4),
+    "A100": cuda(80, 108, 163, 40),
+    "L4": cuda(89, 58, 99, 48),
+    "H200": cuda(90, 132, 227, 50),
+    "B200": cuda(100, 148, 227, 126),
+}
+ALL_DEVICES = {**DEVICES, "CPU": Device(kind="cpu", threads=8), "one thread": Device(kind="cpu", threads=1)}
+
+Problem = dict[str, Any]  # the arguments of plan() that describe the problem
+
+
+def problem(
+    source: torch.Tensor,
+    result: torch.Tensor,
+    dim: int | tuple[int, ...],
+    *,
+    log: bool,
+    grad: torch.Tensor | None = None,
+) -> Problem:
+    tensors = (source, source if grad is None else grad, result)
+    return {
+        "log": log,
+        "backward": grad is not None,
+        "source_dtype": str(source.dtype).removeprefix("torch."),
+        "result_dtype": str(result.dtype).removeprefix("torch."),
+        "sizes": list(source.shape),
+        "source_strides": list(tensors[0].stride()),
+        "grad_strides": list(tensors[1].stride()),
+        "result_strides": list(tensors[2].stride()),
+        "dims": [dim] if isinstance(dim, int) else list(dim),
+        "offsets": tuple(tensor.storage_offset() for tensor in tensors),
+    }
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    shape, dtype = draw(shapes(min_size=1)), draw(dtypes)
+    forward = draw(st.booleans())
+    narrow = dtype == torch.float32 and draw(st.booleans())
+    source_dtype = draw(st.sampled_from(HALVES)) if narrow and forward else dtype
+    result_dtype = draw(st.sampled_from(HALVES)) if narrow and not forward else dtype
+    source = draw(layouts(shape)).tensor(dtype=source_dtype, device="meta")
+    grad = None if forward else draw(layouts(shape)).tensor(dtype=source_dtype, device="meta")
+    result = draw(st.none() | layouts(shape, expand=False))
+    return problem(
+        source,
+        torch.empty_like(source, dtype=result_dtype) if result is None else result.tensor(0, result_dtype, "meta"),
+        draw(dims(len(shape))),
+        log=draw(st.booleans()),
+        grad=grad,
+    )
+
+
+def contiguous(*sizes: int, dim: int, dtype: torch.dtype = torch.float32) -> Problem:
+    x = torch.empty(sizes, dtype=dtype, device="meta")
+    return problem(x, x, dim, log=False)
+
+
+def assert_within_limits(plan: Plan, device: Device) -> None:
+    assert plan.regime in REGIMES
+    assert plan.grid >= 1
+    assert plan.splits >= 1
+    assert plan.passes in (1, 2)
+    assert plan.why
+    if device.kind == "cpu":
+        return
+    assert 1 <= plan.block <= 1024
+    assert plan.block % 32 == 0
+    assert 1 <= plan.cluster <= (16 if device.compute_capability >= 90 else 1)
+    assert 0 <= plan.shared_bytes <= device.shared_bytes_per_block
+
+
+@pytest.mark.parametrize("name", ALL_DEVICES)
+@given(problem=problems())
+def test_every_problem_has_a_plan_within_limits(name: str, problem: Problem) -> None:
+    device = ALL_DEVICES[name]
+    chosen = plan(**problem, device=device)
+    assert_within_limits(chosen, device)
+    assert chosen.outer * chosen.dim * chosen.inner == math.prod(problem["sizes"])
+    assert plan(**problem, device=device) == chosen
+    assert str(plan(**problem, device=device)) == str(chosen)
+
+
+@pytest.mark.parametrize("regime", [None, *REGIMES])
+@pytest.mark.parametrize("name", DEVICES)
+@given(problem=problems())
+def test_every_element_is_written_once(name: str, regime: str | None, problem: Problem) -> None:
+    device = DEVICES[name]
+    try:
+        forced = plan(**problem, device=device, regime=regime)
+    except ValueError:
+        assert regime is not None
+        return
+    assert regime is None or forced.regime == regime
+    assert_within_limits(forced, device)
+    written = coverage(forced)
+    assert len(written) == math.prod(problem["sizes"])
+    assert all(times == 1 for times in written)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize(
+    ("regime", "shape", "dim"),
+    [
+        ("warp", (100_000, 77), 1),
+        ("block", (1000, 5000), 1),
+        ("cluster", (1000, 100_000), 1),
+        ("online", (1000, 1_000_000), 1),
+        ("split", (1, 10_000_000), 1),
+        ("strided", (8, 19, 1024, 1024), 1),
+    ],
+)
+def test_every_regime_can_be_forced_where_it_belongs(name: str, regime: str, shape: tuple[int, ...], dim: int) -> None:
+    device = DEVICES[name]
+    if regime == "cluster" and device.compute_capability < 90:
+        with pytest.raises(ValueError, match="cluster"):
+            plan(**contiguous(*shape, dim=dim), device=device, regime=regime)
+    else:
+        assert plan(**contiguous(*shape, dim=dim), device=device, regime=regime).regime == regime
+
+
+def test_an_unknown_regime_is_refused() -> None:
+    with pytest.raises(ValueError, match="warps"):
+        plan(**contiguous(8, 8, dim=1), device=DEVICES["H200"], regime="warps")
+
+
+@pytest.mark.parametrize("name", ALL_DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "dim"),
+    [
+        ((2**31 + 5, 4), 1),
+        ((2**31 + 5, 4), 0),
+        ((3, 2**31 + 7), 1),
+        ((3, 2**31 + 7), 0),
+        ((2**33 + 1,), 0),
+        ((2**20, 3, 2**20), 1),
+        ((5, 2**32, 3), 1),
+    ],
+    ids=str,
+)
+def test_more_than_two_to_the_31(name: str, dtype: torch.dtype, sizes: tuple[int, ...], dim: int) -> None:
+    chosen = plan(**contiguous(*sizes, dim=dim, dtype=dtype), device=ALL_DEVICES[name])
+    assert_within_limits(chosen, ALL_DEVICES[name])
+    split = (math.prod(sizes[:dim]), sizes[dim], math.prod(sizes[dim + 1 :]))
+    assert (chosen.outer, chosen.dim, chosen.inner) == split
+
+
+def test_dimensions_merge_where_memory_allows() -> None:
+    x = torch.empty(2, 3, 4, 5, 6, device="meta")
+    chosen = plan(**problem(x, x, (2, 3), log=False), device=DEVICES["H200"])
+    assert (chosen.outer, chosen.dim, chosen.inner) == (6, 20, 6)
+    x = torch.empty(2, 21, 8, 9, device="meta").to(memory_format=torch.channels_last)
+    chosen = plan(**problem(x, x, 1, log=False), device=DEVICES["H200"])
+    assert (chosen.outer, chosen.dim, chosen.inner) == (144, 21, 1)
+    assert chosen.regime == "warp"
+
+
+def test_devices_are_values() -> None:
+    assert cuda(90, 132, 227, 50) == DEVICES["H200"] != DEVICES["B200"]
+    assert "90" in repr(DEVICES["H200"])
+
+
+@contextmanager
+def forced(regime: str) -> Iterator[None]:
+    os.environ["NDSOFTMAX_REGIME"] = regime
+    try:
+        yield
+    finally:
+        del os.environ["NDSOFTMAX_REGIME"]
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@given(call=calls())
+def test_every_regime_agrees_with_float64(device: str, regime: str, call: Call) -> None:
+    x = call.input(device)
+    function = ndsoftmax.log_softmax if call.log else ndsoftmax.softmax
+    here = ndsoftmax._C.device(device, 0, torch.get_num_threads())
+    with forced(regime):
+        if x.numel() == 0:
+            assert function(x, call.dim).numel() == 0
+            return
+        try:
+            plan(**problem(x, torch.empty_like(x), call.dim, log=call.log), device=here, regime=regime)
+        except ValueError:
+            with pytest.raises(ValueError, match=regime):
+                function(x, call.dim)
+        else:
+            assert_forward(function(x, call.dim), x, call.dim, log=call.log)
