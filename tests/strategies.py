@@ -50,13 +50,14 @@ class Layout:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, min_size: int = 0, most_elements: int = 1 << 15) -> tuple[int, ...]:
-    """0 to 6 small dimensions, one of them possibly wide."""
-    sizes = draw(st.lists(st.integers(min_size, 4), max_size=6))
+def shapes(draw: st.DrawFn, *, empty: bool = True, most_elements: int = 1 << 15) -> tuple[int, ...]:
+    """0 to 6 small dimensions; sometimes one of them is wide, seldom one has size 0."""
+    sizes = draw(st.lists(st.integers(1, 5), max_size=6))
     if sizes and draw(st.booleans()):
-        wide = draw(st.integers(0, len(sizes) - 1))
-        room = most_elements // max(1, math.prod(sizes[:wide] + sizes[wide + 1 :]))
-        sizes[wide] = min(room, draw(st.integers(5, 300) | st.sampled_from(BORDERS) | st.integers(300, most_elements)))
+        chosen = draw(st.integers(0, len(sizes) - 1))
+        room = most_elements // math.prod(sizes[:chosen] + sizes[chosen + 1 :])
+        wide = st.integers(6, 300) | st.sampled_from(BORDERS) | st.integers(300, most_elements)
+        sizes[chosen] = min(room, draw(wide)) if draw(st.integers(0, 15)) < 15 or not empty else 0
     return tuple(sizes)
 
 

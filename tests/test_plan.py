@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import ndsoftmax
+import oracle
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from ndsoftmax._C import Device, Plan, coverage, plan
-from oracle import assert_forward
-from strategies import HALVES, Call, calls, dims, dtypes, layouts, shapes
+from oracle import assert_close, assert_forward
+from strategies import HALVES, Call, calls, dims, dtypes, layouts, numbers, shapes
 
 REGIMES = ("warp", "block", "cluster", "online", "split", "strided")
 MIB = 1 << 20
@@ -68,7 +69,7 @@ def problem(
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    shape, dtype = draw(shapes(min_size=1)), draw(dtypes)
+    shape, dtype = draw(shapes(empty=False)), draw(dtypes)
     forward = draw(st.booleans())
     narrow = dtype == torch.float32 and draw(st.booleans())
     source_dtype = draw(st.sampled_from(HALVES)) if narrow and forward else dtype
@@ -205,19 +206,32 @@ def forced(regime: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("regime", REGIMES)
-@given(call=calls())
-def test_every_regime_agrees_with_float64(device: str, regime: str, call: Call) -> None:
+@given(call=calls(), backward=st.booleans())
+def test_every_regime_agrees_with_float64(device: str, regime: str, call: Call, backward: bool) -> None:
     x = call.input(device)
-    function = ndsoftmax.log_softmax if call.log else ndsoftmax.softmax
+    assume(x.numel() > 0)
+    grad = numbers(x.numel(), call.seed + 1, call.dtype, device, scale=0.1).view(x.shape) if backward else None
     here = ndsoftmax._C.device(device, 0, torch.get_num_threads())
-    with forced(regime):
-        if x.numel() == 0:
-            assert function(x, call.dim).numel() == 0
-            return
-        try:
-            plan(**problem(x, torch.empty_like(x), call.dim, log=call.log), device=here, regime=regime)
-        except ValueError:
-            with pytest.raises(ValueError, match=regime):
-                function(x, call.dim)
-        else:
-            assert_forward(function(x, call.dim), x, call.dim, log=call.log)
+
+    def run() -> torch.Tensor:
+        with forced(regime):
+            if grad is None:
+                return (ndsoftmax.log_softmax if call.log else ndsoftmax.softmax)(x, call.dim)
+            operator = ndsoftmax.ops.log_softmax_backward if call.log else ndsoftmax.ops.softmax_backward
+            return operator(grad, x, call.dim)
+
+    try:
+        plan(**problem(x, torch.empty_like(x), call.dim, log=call.log, grad=grad), device=here, regime=regime)
+    except ValueError:
+        with pytest.raises(ValueError, match=regime):
+            run()
+    else:
+        assert_result(run(), x, grad, call)
+
+
+def assert_result(got: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None, call: Call) -> None:
+    if grad is None:
+        assert_forward(got, x, call.dim, log=call.log)
+    else:
+        exact = oracle.backward(grad, x, call.dim, log=call.log)
+        assert_close(got, exact, oracle.magnitude(grad, x, call.dim, log=call.log))

@@ -40,6 +40,7 @@ std::optional<Regime> regime_from(std::string_view name);
 struct Plan {
   Regime regime = Regime::warp;
   bool staged = false;      // warp: rows go through shared memory, because 16 bytes hold no whole number of them
+  bool ragged = false;      // rows begin or end within a vector
   int log2_dim = 0;         // warp: of the row, rounded up to a power of two
   int vector = 1;           // elements moved by one access
   int items = 1;            // accesses a thread holds in registers

@@ -38,7 +38,7 @@ struct Problem {
   Axis outer;  // steps at least as far as dim does in the result
   Axis dim;    // what is normalized over
   Axis inner;  // steps less far than dim does in the result
-  std::array<int, kOperands> alignment{};  // largest power of two that divides the address, at most 16 (bytes)
+  std::array<int, kOperands> misalignment{};  // address modulo 16 (bytes)
 
   std::int64_t elements() const { return outer.size * dim.size * inner.size; }
   // dim is one group that every operand steps through element by element, and nothing runs faster

@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(1024) cluster_row(const RowArguments<Operation
 }  // namespace
 
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>(const Operation& operation) {
-    launch_grid(cluster_row<Operation>, row_arguments(problem, operation, pointers), plan, plan.grid, stream);
+  visit_operation(problem, [&]<typename Operation>() {
+    launch_grid(cluster_row<Operation>, row_arguments<Operation>(problem, plan, pointers), plan, plan.grid, stream);
   });
 }
 

@@ -23,29 +23,33 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-// Calls visitor(Operation) for the operation, direction and dtypes of the problem.
+// Calls visitor.operator()<Operation>() for the operation, direction and dtypes of the problem.
 template <typename Visitor>
 void visit_operation(const Problem& problem, Visitor&& visitor) {
-  const bool log = problem.operation == Operation::log_softmax;
+  const bool log = problem.operation == Operation::log_softmax, forward = problem.direction == Direction::forward;
   const auto with = [&]<typename Source, typename Result>() {
     // forward may widen, backward may narrow
-    if constexpr (sizeof(Source) <= sizeof(Result))
-      if (problem.direction == Direction::forward) return visitor(Forward<Source, Result>{log});
-    if constexpr (sizeof(Source) >= sizeof(Result))
-      if (problem.direction == Direction::backward) return visitor(Backward<Source, Result>{log});
+    if constexpr (sizeof(Source) <= sizeof(Result)) {
+      if (forward && log) return visitor.template operator()<Forward<true, Source, Result>>();
+      if (forward) return visitor.template operator()<Forward<false, Source, Result>>();
+    }
+    if constexpr (sizeof(Source) >= sizeof(Result)) {
+      if (!forward && log) return visitor.template operator()<Backward<true, Source, Result>>();
+      if (!forward) return visitor.template operator()<Backward<false, Source, Result>>();
+    }
   };
   const bool same = problem.source == problem.result;
-  const DType narrow = problem.direction == Direction::forward ? problem.source : problem.result;
+  const DType narrow = forward ? problem.source : problem.result;
   switch (narrow) {
     case DType::float64: return with.template operator()<double, double>();
     case DType::float32: return with.template operator()<float, float>();
     case DType::float16:
       if (same) return with.template operator()<__half, __half>();
-      if (problem.direction == Direction::forward) return with.template operator()<__half, float>();
+      if (forward) return with.template operator()<__half, float>();
       return with.template operator()<float, __half>();
     case DType::bfloat16:
       if (same) return with.template operator()<__nv_bfloat16, __nv_bfloat16>();
-      if (problem.direction == Direction::forward) return with.template operator()<__nv_bfloat16, float>();
+      if (forward) return with.template operator()<__nv_bfloat16, float>();
       return with.template operator()<float, __nv_bfloat16>();
   }
 }
@@ -82,10 +86,9 @@ inline std::int64_t extent(const Problem& problem, Operand operand) {
 }
 
 template <typename Operation>
-RowArguments<Operation> row_arguments(const Problem& problem, const Operation& operation, const Pointers& pointers) {
+RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, const Pointers& pointers) {
   using Source = typename Operation::Source;
   RowArguments<Operation> arguments{};
-  arguments.operation = operation;
   arguments.source = static_cast<const Source*>(pointers.source);
   arguments.grad = static_cast<const Source*>(pointers.grad);
   arguments.result = static_cast<typename Operation::Result*>(pointers.result);
@@ -93,6 +96,8 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Operation& o
   if (arguments.grad) arguments.grad_end = arguments.grad + extent(problem, kGrad);
   arguments.rows = problem.outer.size;
   arguments.dim = problem.dim.size;
+  arguments.live = plan.items;
+  arguments.ragged = plan.ragged;
   arguments.outer = offsets_of(problem.outer);
   return arguments;
 }

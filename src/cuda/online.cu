@@ -30,29 +30,23 @@ __global__ void __launch_bounds__(tuning::kOnlineMaxBlock) online_row(const Onli
   const work::Part part =
       work::part_of(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits, 1);
   const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * kUnroll;
-  const auto first_of = [&](std::int64_t vector) {
-    return work::first_element<std::int64_t>(vector, 1, 0, kVector, row.phase());
-  };
-  const auto load = [&](std::int64_t base, typename RowOf::Raw (&raw)[kUnroll]) {
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const std::int64_t vector = base + i * blockDim.x + threadIdx.x;
-      if (vector < part.end) raw[i] = row.load(first_of(vector));
-    }
-  };
+  // element where the vectors of a thread begin in the step that begins with vector `base`
+  const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kVector;
+  const auto first_of = [&](std::int64_t base) { return (base + threadIdx.x) * kVector - row.phase(); };
+  const std::int64_t end = part.end * kVector - row.phase();
 
   State state;
   if (arguments.phase != Phase::write) {
     for (std::int64_t base = part.begin; base < part.end; base += step) {
       typename RowOf::Raw raw[kUnroll];
-      load(base, raw);
+      row.load(first_of(base), stride, end, raw);
       Term terms[kUnroll * kVector];
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
-        const std::int64_t vector = base + i * blockDim.x + threadIdx.x;
-        row.terms(raw[i], vector < part.end ? first_of(vector) : arguments.dim, terms + i * kVector);
+        const std::int64_t at = first_of(base) + i * stride;
+        row.terms(raw[i], at < end ? at : arguments.dim, terms + i * kVector);
       }
-      Operation::template accumulate<kUnroll * kVector, 1>(state, terms, arguments.operation.log);
+      Operation::template accumulate<kUnroll, kVector, kVector>(state, terms);
     }
     state = combine_warps(Lanes{}.combine(state), warps.get());
   }
@@ -71,19 +65,19 @@ __global__ void __launch_bounds__(tuning::kOnlineMaxBlock) online_row(const Onli
     state = *whole.get();
   }
 
-  const auto finish = arguments.operation.finish(state);
+  const auto finish = Operation::finish(state, state);
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {
     const std::int64_t base = part.begin + i * step;
     typename RowOf::Raw raw[kUnroll];
-    load(base, raw);
+    row.load(first_of(base), stride, end, raw);
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
-      const std::int64_t vector = base + j * blockDim.x + threadIdx.x;
-      if (vector >= part.end) continue;
+      const std::int64_t at = first_of(base) + j * stride;
+      if (at >= end) continue;
       Term terms[kVector];
-      row.terms(raw[j], first_of(vector), terms);
-      row.store(first_of(vector), [&](int k) { return finish.again(terms[k]); });
+      row.terms(raw[j], at, terms);
+      row.store(at, [&](int k) { return finish.again(terms[k]); });
     }
   }
 }
@@ -91,8 +85,8 @@ __global__ void __launch_bounds__(tuning::kOnlineMaxBlock) online_row(const Onli
 }  // namespace
 
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>(const Operation& operation) {
-    OnlineArguments<Operation> arguments{row_arguments(problem, operation, pointers), Phase::both, plan.splits,
+  visit_operation(problem, [&]<typename Operation>() {
+    OnlineArguments<Operation> arguments{row_arguments<Operation>(problem, plan, pointers), Phase::both, plan.splits,
                                          static_cast<typename Operation::State*>(pointers.workspace)};
     const auto run = [&](Phase phase) {
       arguments.phase = phase;

@@ -9,7 +9,26 @@
 
 namespace ndsoftmax::cuda {
 
-template <typename Source_, typename Result_>
+// exp(x) as exact as the result can show. A 16-bit result keeps at most 11 bits: there one multiplication and the
+// hardware's 2^x, wrong by 5e-6 at worst where the result is not yet 0, save most of the instructions. That 2^x knows no
+// denormal numbers, but bfloat16 does; so softmax computes 2^kBias times the exponential, which its sum divides out.
+template <typename Result>
+__device__ __forceinline__ float exponential_for(float x, bool biased) {
+  constexpr float kLog2E = 1.44269504f, kBias = 64;
+  if constexpr (sizeof(Result) > 2) return expf(x);
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, kLog2E, biased ? kBias : 0.0f)));
+  return y;
+}
+template <typename Result>
+__device__ __forceinline__ double exponential_for(double x, bool) {
+  return exp(x);
+}
+
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number, the number
+__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
+
+template <bool kLog, typename Source_, typename Result_>
 struct Forward {
   using Source = Source_;
   using Result = Result_;
@@ -18,72 +37,77 @@ struct Forward {
   using Term = Real;  // x; once reduced for softmax, exp(x - the team's maximum)
   static constexpr Direction kDirection = Direction::forward;
 
-  bool log;
-
-  __device__ __forceinline__ static Term term(Source x, Source) { return widen(x); }
+  __device__ __forceinline__ static Term term(Real x, Real) { return x; }
   __device__ __forceinline__ static Term nothing() { return -std::numeric_limits<Real>::infinity(); }
 
-  // The state of terms[0], terms[kStep], … of a team. Each is exponentiated once, and kept so for softmax.
-  template <int kCount, int kStep, typename Team>
-  __device__ __forceinline__ State reduce(Term* terms, const Team& team) const {
+  // The state of a team's terms: kPerItem of each of the first `live` items, which lie kStep apart.
+  // Each term is exponentiated once, and kept so for softmax.
+  template <int kItems, int kPerItem, int kStep, typename Team>
+  __device__ __forceinline__ static State reduce(Term* terms, int live, const Team& team) {
     State state;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) state.max = terms[i * kStep] > state.max ? terms[i * kStep] : state.max;
+    for (int item = 0; item < kItems; ++item) {
+      if (item >= live) break;
+#pragma unroll
+      for (int k = 0; k < kPerItem; ++k) state.max = larger(state.max, terms[item * kStep + k]);
+    }
     state.max = team.max(state.max);
     const Real shift = State::shift(state.max);
-    if (log) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) state.sum += exponential(terms[i * kStep] - shift);
-    } else {
+    for (int item = 0; item < kItems; ++item) {
+      if (item >= live) break;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) state.sum += terms[i * kStep] = exponential(terms[i * kStep] - shift);
+      for (int k = 0; k < kPerItem; ++k) {
+        const Real e = exponential_for<Result>(terms[item * kStep + k] - shift, !kLog);
+        state.sum += e;
+        if constexpr (!kLog) terms[item * kStep + k] = e;
+      }
     }
     state.sum = team.sum(state.sum);
     return state;
   }
 
   // Adds terms that will be loaded again: the online softmax.
-  template <int kCount, int kStep>
-  __device__ __forceinline__ static void accumulate(State& state, const Term* terms, bool) {
+  template <int kItems, int kPerItem, int kStep>
+  __device__ __forceinline__ static void accumulate(State& state, const Term* terms) {
     Real max = state.max;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) max = terms[i * kStep] > max ? terms[i * kStep] : max;
+    for (int i = 0; i < kItems * kPerItem; ++i) max = larger(max, terms[i / kPerItem * kStep + i % kPerItem]);
     const Real shift = State::shift(max);
     Real sum = 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum += exponential(terms[i * kStep] - shift);
+    for (int i = 0; i < kItems * kPerItem; ++i)
+      sum += exponential_for<Result>(terms[i / kPerItem * kStep + i % kPerItem] - shift, !kLog);
     state.sum = state.sum * State::rescale(state.max, max) + sum;
     state.max = max;
   }
 
-  // Results from terms that reduce() has seen (`team` is what it returned) or, freshly loaded, from x.
+  // Results from terms that reduce() has seen, of which it returned `held`, or from freshly loaded ones: again().
   struct Finish {
-    bool log;
-    Real max, sum, factor;  // log_softmax: sum is the logarithm of the row's sum
+    Real max, scale;  // softmax: a factor; log_softmax: the logarithm of the sum
 
     __device__ __forceinline__ Real operator()(Term term) const {
-      return log ? (term - max) - sum : term * factor;
+      if constexpr (kLog) return (term - max) - scale;
+      else return term * scale;
     }
     __device__ __forceinline__ Real again(Term x) const {
-      return log ? (x - max) - sum : exponential(x - max) * factor;
+      if constexpr (kLog) return (x - max) - scale;
+      else return exponential_for<Result>(x - max, !kLog) * scale;
     }
   };
 
-  __device__ __forceinline__ Finish finish(const State& team, const State& row) const {
-    if (log) return {true, row.max, logarithm(row.sum), 0};
-    return {false, row.max, 0, State::rescale(team.max, row.max) / row.sum};
+  __device__ __forceinline__ static Finish finish(const State& held, const State& row) {
+    if constexpr (kLog) return {row.max, logarithm(row.sum)};
+    else return {row.max, State::rescale(held.max, row.max) / row.sum};
   }
-  __device__ __forceinline__ Finish finish(const State& row) const { return finish(row, row); }
 
  private:
-  __device__ __forceinline__ static Real logarithm(Real x) {
-    if constexpr (sizeof(Real) == 4) return logf(x);
-    else return ::log(x);
-  }
+  __device__ __forceinline__ static float logarithm(float x) { return logf(x); }
+  __device__ __forceinline__ static double logarithm(double x) { return ::log(x); }
 };
 
 // softmax: dx = y (g - sum(g y)).  log_softmax: dx = g - exp(y) sum(g).
-template <typename Source_, typename Result_>
+template <bool kLog, typename Source_, typename Result_>
 struct Backward {
   using Source = Source_;
   using Result = Result_;
@@ -94,39 +118,43 @@ struct Backward {
   };
   static constexpr Direction kDirection = Direction::backward;
 
-  bool log;
-
-  __device__ __forceinline__ static Term term(Source output, Source grad) { return {widen(output), widen(grad)}; }
+  __device__ __forceinline__ static Term term(Real output, Real grad) { return {output, grad}; }
   __device__ __forceinline__ static Term nothing() { return {0, 0}; }
 
-  template <int kCount, int kStep, typename Team>
-  __device__ __forceinline__ State reduce(Term* terms, const Team& team) const {
+  template <int kItems, int kPerItem, int kStep, typename Team>
+  __device__ __forceinline__ static State reduce(Term* terms, int live, const Team& team) {
     State state;
-    accumulate<kCount, kStep>(state, terms, log);
+#pragma unroll
+    for (int item = 0; item < kItems; ++item) {
+      if (item >= live) break;
+      accumulate<1, kPerItem, kStep>(state, terms + item * kStep);
+    }
     state.sum = team.sum(state.sum);
     return state;
   }
 
-  template <int kCount, int kStep>
-  __device__ __forceinline__ static void accumulate(State& state, const Term* terms, bool log) {
+  template <int kItems, int kPerItem, int kStep>
+  __device__ __forceinline__ static void accumulate(State& state, const Term* terms) {
     Real sum = 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum += log ? terms[i * kStep].grad : terms[i * kStep].grad * terms[i * kStep].output;
+    for (int i = 0; i < kItems * kPerItem; ++i) {
+      const Term& term = terms[i / kPerItem * kStep + i % kPerItem];
+      sum += kLog ? term.grad : term.grad * term.output;
+    }
     state.sum += sum;
   }
 
   struct Finish {
-    bool log;
     Real sum;
 
     __device__ __forceinline__ Real operator()(Term term) const {
-      return log ? term.grad - exponential(term.output) * sum : term.output * (term.grad - sum);
+      if constexpr (kLog) return term.grad - exponential_for<Result>(term.output, false) * sum;
+      else return term.output * (term.grad - sum);
     }
     __device__ __forceinline__ Real again(Term term) const { return (*this)(term); }
   };
 
-  __device__ __forceinline__ Finish finish(const State&, const State& row) const { return {log, row.sum}; }
-  __device__ __forceinline__ Finish finish(const State& row) const { return {log, row.sum}; }
+  __device__ __forceinline__ static Finish finish(const State&, const State& row) { return {row.sum}; }
 };
 
 }  // namespace ndsoftmax::cuda

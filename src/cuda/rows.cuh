@@ -2,7 +2,8 @@
 //
 // A row need not start on 16 bytes (197 or 50257 elements never do for long). It is read as the aligned vectors that
 // cover it; the first and the last may reach over its ends, where they hold elements of other rows, which are dropped
-// after loading and never written. Only at the very ends of a tensor are those vectors read element by element.
+// after loading and never written. Where such a vector would reach out of the tensor, at its two ends, the row is read
+// element by element. Plans promise that all operands of a row are misaligned alike (offer_warp and its kin check it).
 #pragma once
 
 #include "cuda/vec.cuh"
@@ -21,13 +22,18 @@ struct Offsets {
     std::int64_t at[kOperands];
   };
 
-  __device__ __forceinline__ Result operator()(std::int64_t index) const {
-    Result result{};
-    if (rank == 1) {
+  // of an axis that is one group
+  __device__ __forceinline__ Result single(std::int64_t index) const {
+    Result result;
 #pragma unroll
-      for (int operand = 0; operand < kOperands; ++operand) result.at[operand] = index * stride[operand][0];
-      return result;
-    }
+    for (int operand = 0; operand < kOperands; ++operand) result.at[operand] = index * stride[operand][0];
+    return result;
+  }
+
+  __device__ __forceinline__ Result operator()(std::int64_t index) const {
+    if (rank == 1) return single(index);
+    Result result{};
+#pragma unroll 1
     for (int group = rank - 1; group >= 0; --group) {
       const std::int64_t rest = index / size[group], here = index - rest * size[group];
 #pragma unroll
@@ -43,15 +49,15 @@ struct RowArguments {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
 
-  Operation operation;
   const Source* source;
   const Source* grad;
   Result* result;
-  // the memory that belongs to the tensors
-  const Source *source_end, *grad_end;
+  const Source *source_end, *grad_end;  // the tensors' memory ends here
   std::int64_t rows;
   std::int64_t dim;
   std::int64_t first_block;
+  int live;     // vectors that any thread has of a row
+  bool ragged;  // some row begins or ends within a vector
   Offsets outer;
 };
 
@@ -72,48 +78,48 @@ class Row {
 
   // A row that does not exist has no elements: every load and store of it falls away.
   __device__ __forceinline__ Row(const RowArguments<Operation>& arguments, std::int64_t row)
-      : dim_(row < arguments.rows ? static_cast<Index>(arguments.dim) : 0) {
+      : dim_(row < arguments.rows ? static_cast<Index>(arguments.dim) : 0), ragged_(arguments.ragged) {
     const Offsets::Result offset = arguments.outer(row < arguments.rows ? row : 0);
     source_ = arguments.source + offset.at[kSource];
     grad_ = arguments.grad + offset.at[kGrad];
     result_ = arguments.result + offset.at[kResult];
     phase_ = static_cast<int>(reinterpret_cast<std::uintptr_t>(source_) / sizeof(Source) % kVector);
-    const Index covered = work::vectors_in_row<Index>(dim_, kVector, phase_) * kVector - phase_;
-    // (a tensor's address may be odd, as a view of bytes can be: then nothing is a vector)
-    whole_ = is_aligned<Source, kVector>(source_ - phase_) && source_ - phase_ >= arguments.source &&
-             source_ + covered <= arguments.source_end;
+    const Index end = work::vectors_in_row<Index>(dim_, kVector, phase_) * kVector - phase_;
+    vectors_only_ = source_ - phase_ >= arguments.source && source_ + end <= arguments.source_end;
     if constexpr (kBackward)
-      whole_ = whole_ && is_aligned<Source, kVector>(grad_ - phase_) && grad_ - phase_ >= arguments.grad &&
-               grad_ + covered <= arguments.grad_end;
-    vector_loads_ = is_aligned<Source, kVector>(source_ - phase_) &&
-                    (!kBackward || is_aligned<Source, kVector>(grad_ - phase_));
-    vector_stores_ = is_aligned<Result, kVector>(result_ - phase_);
+      vectors_only_ = vectors_only_ && grad_ - phase_ >= arguments.grad && grad_ + end <= arguments.grad_end;
   }
 
   __device__ __forceinline__ int phase() const { return phase_; }
-  __device__ __forceinline__ bool has(Index first) const { return first < dim_; }
 
-  // The vector that begins at element `first`, of which at least one element is in the row.
-  __device__ __forceinline__ Raw load(Index first) const {
-    Raw raw;
-    if (whole_ || (vector_loads_ && within(first))) {
-      raw.source = *reinterpret_cast<const Vec<Source, kVector>*>(source_ + first);
-      if constexpr (kBackward) raw.grad = *reinterpret_cast<const Vec<Source, kVector>*>(grad_ + first);
+  // Loads the vectors that begin at first, first + step, … before `end` and the end of the row.
+  template <int kVectors>
+  __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
+    end = end < dim_ ? end : dim_;
+    if (vectors_only_) {
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) {
+        const Index at = first + item * step;
+        if (at >= end) continue;
+        raw[item].source = Vec<Source, kVector>::load(source_ + at);
+        if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + at);
+      }
     } else {
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        if (!inside(first + k)) continue;
-        raw.source.at[k] = source_[first + k];
-        if constexpr (kBackward) raw.grad.at[k] = grad_[first + k];
+      for (int i = 0; i < kVectors * kVector; ++i) {
+        const Index at = first + i / kVector * step + i % kVector;
+        if (at < 0 || at >= end) continue;
+        raw[i / kVector].source.insert(i % kVector, source_ + at);
+        if constexpr (kBackward) raw[i / kVector].grad.insert(i % kVector, grad_ + at);
       }
     }
-    return raw;
   }
 
   __device__ __forceinline__ void terms(const Raw& raw, Index first, Term* terms) const {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) terms[k] = Operation::term(raw.source.at[k], raw.grad.at[k]);
-    if (within(first)) return;
+    for (int k = 0; k < kVector; ++k)
+      terms[k] = Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0);
+    if (whole(first)) return;
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
       if (!inside(first + k)) terms[k] = Operation::nothing();
@@ -121,20 +127,23 @@ class Row {
 
   template <typename Values>
   __device__ __forceinline__ void store(Index first, const Values& value) const {
-    Vec<Result, kVector> vector;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) vector.at[k] = narrow<Result>(value(k));
-    if (vector_stores_ && within(first)) {
-      *reinterpret_cast<Vec<Result, kVector>*>(result_ + first) = vector;
+    if (first >= dim_) return;
+    const auto vector = Vec<Result, kVector>::narrowed(value);
+    if (whole(first)) {
+      vector.store(result_ + first);
     } else {
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
-        if (inside(first + k)) result_[first + k] = vector.at[k];
+        if (inside(first + k)) vector.extract(k, result_ + first + k);
     }
   }
 
  private:
-  __device__ __forceinline__ bool within(Index first) const { return first >= 0 && first + kVector <= dim_; }
+  // Whether all elements of a vector that begins in the row, or before it, belong to it.
+  __device__ __forceinline__ bool whole(Index first) const {
+    if (!ragged_) return first < dim_;
+    return __builtin_expect(first >= 0 && first + kVector <= dim_, 1);
+  }
   __device__ __forceinline__ bool inside(Index element) const { return element >= 0 && element < dim_; }
 
   const Source* source_;
@@ -142,9 +151,8 @@ class Row {
   Result* result_;
   Index dim_;
   int phase_;
-  bool whole_;          // every vector that touches the row lies in the tensor and is aligned
-  bool vector_loads_;   // those within the row are
-  bool vector_stores_;
+  bool ragged_;
+  bool vectors_only_;  // no vector that touches the row reaches out of the tensor
 };
 
 // A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
@@ -154,34 +162,32 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
                                           int threads_per_row, int lane, const Lanes& team, const Exchange& exchange) {
   using RowOf = Row<Operation, int>;
   constexpr int kVector = RowOf::kVector;
+  const int step = threads_per_row * kVector;
 
   RowOf row[kRows];
   typename RowOf::Raw raw[kRows][kVectors];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     row[r] = RowOf(arguments, first_row + r * row_step);
-#pragma unroll
-    for (int item = 0; item < kVectors; ++item) {
-      const int first = work::first_element(item, threads_per_row, lane, kVector, row[r].phase());
-      if (row[r].has(first)) raw[r][item] = row[r].load(first);
-    }
+    row[r].load(work::first_element(0, threads_per_row, lane, kVector, row[r].phase()), step,
+                arguments.dim, raw[r]);
   }
 
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
     typename Operation::Term terms[kVectors * kVector];
 #pragma unroll
     for (int item = 0; item < kVectors; ++item) {
-      const int first = work::first_element(item, threads_per_row, lane, kVector, row[r].phase());
-      row[r].terms(raw[r][item], first, terms + item * kVector);
+      if (item >= arguments.live) break;
+      row[r].terms(raw[r][item], first + item * step, terms + item * kVector);
     }
-
-    const auto held = arguments.operation.template reduce<kVectors * kVector, 1>(terms, team);
-    const auto finish = arguments.operation.finish(held, exchange(held));
+    const auto held = Operation::template reduce<kVectors, kVector, kVector>(terms, arguments.live, team);
+    const auto finish = Operation::finish(held, exchange(held));
 #pragma unroll
     for (int item = 0; item < kVectors; ++item) {
-      const int first = work::first_element(item, threads_per_row, lane, kVector, row[r].phase());
-      if (row[r].has(first)) row[r].store(first, [&](int k) { return finish(terms[item * kVector + k]); });
+      if (item >= arguments.live) break;
+      row[r].store(first + item * step, [&](int k) { return finish(terms[item * kVector + k]); });
     }
   }
 }

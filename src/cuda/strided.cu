@@ -13,7 +13,6 @@ template <typename Operation>
 struct StridedArguments {
   using Source = typename Operation::Source;
 
-  Operation operation;
   const Source* source;
   const Source* grad;
   typename Operation::Result* result;
@@ -24,13 +23,15 @@ struct StridedArguments {
   std::int64_t splits;
   std::int64_t first_block;
   int threads_along;
+  int live;  // items that any thread has
   bool dim_fastest;
   Phase phase;
   Offsets outer_axis, dim_axis, inner_axis;
 };
 
-// The kVector columns a thread works on.
-template <typename Operation, int kVector>
+// The kVector columns a thread works on, and the elements of them that it has: base + item * threads_along + along.
+// kOneGroup: dim is one group, so that a thread steps by a fixed distance.
+template <typename Operation, int kVector, bool kOneGroup>
 class Columns {
  public:
   using Source = typename Operation::Source;
@@ -42,45 +43,62 @@ class Columns {
     Vec<Source, kVector> source, grad;
   };
 
-  __device__ __forceinline__ Columns(const StridedArguments<Operation>& arguments, std::int64_t column)
-      : arguments_(arguments), dim_(column < arguments.columns ? arguments.dim : 0) {
+  __device__ __forceinline__ Columns(const StridedArguments<Operation>& arguments, std::int64_t column, int along)
+      : arguments_(arguments), along_(along), dim_(column < arguments.columns ? arguments.dim : 0) {
     const std::int64_t outer = column < arguments.columns ? column / arguments.inner : 0;
     const std::int64_t inner = column < arguments.columns ? column - outer * arguments.inner : 0;
     const Offsets::Result from = arguments.outer_axis(outer), to = arguments.inner_axis(inner * kVector);
-    source_ = arguments.source + from.at[kSource] + to.at[kSource];
-    grad_ = arguments.grad + from.at[kGrad] + to.at[kGrad];
-    result_ = arguments.result + from.at[kResult] + to.at[kResult];
+    const Offsets::Result first = kOneGroup ? arguments.dim_axis.single(along) : Offsets::Result{};
+    source_ = arguments.source + from.at[kSource] + to.at[kSource] + first.at[kSource];
+    grad_ = arguments.grad + from.at[kGrad] + to.at[kGrad] + first.at[kGrad];
+    result_ = arguments.result + from.at[kResult] + to.at[kResult] + first.at[kResult];
+    if constexpr (kOneGroup) step_ = arguments.dim_axis.single(arguments.threads_along);
   }
 
-  __device__ __forceinline__ bool has(std::int64_t element) const { return element < dim_; }
+  __device__ __forceinline__ bool exist() const { return dim_ > 0; }
+  __device__ __forceinline__ bool has(std::int64_t base, int item, std::int64_t end) const {
+    return element(base, item) < (end < dim_ ? end : dim_);
+  }
 
-  __device__ __forceinline__ Raw load(std::int64_t element) const {
-    const Offsets::Result offset = arguments_.dim_axis(element);
+  __device__ __forceinline__ Raw load(std::int64_t base, int item) const {
+    const Offsets::Result offset = offset_of(base, item);
     Raw raw;
-    raw.source = *reinterpret_cast<const Vec<Source, kVector>*>(source_ + offset.at[kSource]);
-    if constexpr (kBackward) raw.grad = *reinterpret_cast<const Vec<Source, kVector>*>(grad_ + offset.at[kGrad]);
+    raw.source = Vec<Source, kVector>::load(source_ + offset.at[kSource]);
+    if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(grad_ + offset.at[kGrad]);
     return raw;
   }
 
-  __device__ __forceinline__ void terms(const Raw& raw, bool exists, Term* terms) const {
+  __device__ __forceinline__ static void terms(const Raw& raw, bool exists, Term* terms) {
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
-      terms[k] = exists ? Operation::term(raw.source.at[k], raw.grad.at[k]) : Operation::nothing();
+      terms[k] = exists ? Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0)
+                        : Operation::nothing();
   }
 
   template <typename Values>
-  __device__ __forceinline__ void store(std::int64_t element, const Values& value) const {
-    Vec<Result, kVector> vector;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) vector.at[k] = narrow<Result>(value(k));
-    *reinterpret_cast<Vec<Result, kVector>*>(result_ + arguments_.dim_axis(element).at[kResult]) = vector;
+  __device__ __forceinline__ void store(std::int64_t base, int item, const Values& value) const {
+    Vec<Result, kVector>::narrowed(value).store(result_ + offset_of(base, item).at[kResult]);
   }
 
  private:
+  __device__ __forceinline__ std::int64_t element(std::int64_t base, int item) const {
+    return base + item * arguments_.threads_along + along_;
+  }
+
+  __device__ __forceinline__ Offsets::Result offset_of(std::int64_t base, int item) const {
+    if constexpr (!kOneGroup) return arguments_.dim_axis(element(base, item));
+    Offsets::Result offset = arguments_.dim_axis.single(base);
+#pragma unroll
+    for (int operand = 0; operand < kOperands; ++operand) offset.at[operand] += item * step_.at[operand];
+    return offset;
+  }
+
   const StridedArguments<Operation>& arguments_;
   const Source* source_;
   const Source* grad_;
   Result* result_;
+  Offsets::Result step_;
+  int along_;
   std::int64_t dim_;
 };
 
@@ -128,46 +146,47 @@ struct TileExchange {
   }
 };
 
-template <typename Operation, int kVector>
+template <typename Operation, int kVector, bool kOneGroup>
 __global__ void __launch_bounds__(tuning::kStridedMaxBlock) held_tile(const StridedArguments<Operation> arguments) {
-  using ColumnsOf = Columns<Operation, kVector>;
+  using ColumnsOf = Columns<Operation, kVector, kOneGroup>;
   constexpr int kItems = tuning::strided_items(sizeof(typename Operation::Source), Operation::kDirection, kVector);
 
   const TileExchange exchange(arguments);
-  const ColumnsOf columns(arguments,
-                          (arguments.first_block + blockIdx.x) * exchange.columns + exchange.thread.column);
-  const auto element = [&](int item) {
-    return static_cast<std::int64_t>(item) * exchange.threads_along + exchange.thread.along;
-  };
+  const ColumnsOf columns(arguments, (arguments.first_block + blockIdx.x) * exchange.columns + exchange.thread.column,
+                          exchange.thread.along);
+  const auto has = [&](int item) { return columns.has(0, item, arguments.dim); };
 
   typename ColumnsOf::Raw raw[kItems];
 #pragma unroll
   for (int item = 0; item < kItems; ++item)
-    if (columns.has(element(item))) raw[item] = columns.load(element(item));
+    if (has(item)) raw[item] = columns.load(0, item);
 
   typename Operation::Term terms[kItems * kVector];
 #pragma unroll
-  for (int item = 0; item < kItems; ++item)
-    columns.terms(raw[item], columns.has(element(item)), terms + item * kVector);
+  for (int item = 0; item < kItems; ++item) {
+    if (item >= arguments.live) break;
+    columns.terms(raw[item], has(item), terms + item * kVector);
+  }
 
   typename Operation::State held[kVector], whole[kVector];
 #pragma unroll
   for (int k = 0; k < kVector; ++k)
-    whole[k] = held[k] = arguments.operation.template reduce<kItems, kVector>(terms + k, exchange.team);
+    whole[k] = held[k] = Operation::template reduce<kItems, 1, kVector>(terms + k, arguments.live, exchange.team);
   exchange(whole);
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) finish[k] = arguments.operation.finish(held[k], whole[k]);
+  for (int k = 0; k < kVector; ++k) finish[k] = Operation::finish(held[k], whole[k]);
 #pragma unroll
-  for (int item = 0; item < kItems; ++item)
-    if (columns.has(element(item)))
-      columns.store(element(item), [&](int k) { return finish[k](terms[item * kVector + k]); });
+  for (int item = 0; item < kItems; ++item) {
+    if (item >= arguments.live) break;
+    if (has(item)) columns.store(0, item, [&](int k) { return finish[k](terms[item * kVector + k]); });
+  }
 }
 
-template <typename Operation, int kVector>
+template <typename Operation, int kVector, bool kOneGroup>
 __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const StridedArguments<Operation> arguments) {
-  using ColumnsOf = Columns<Operation, kVector>;
+  using ColumnsOf = Columns<Operation, kVector, kOneGroup>;
   using Term = typename Operation::Term;
   constexpr int kUnroll = tuning::kOnlineVectors;
 
@@ -175,16 +194,13 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
   const std::int64_t block = arguments.first_block + blockIdx.x;
   const std::int64_t tile = block / arguments.splits, split = block - tile * arguments.splits;
   const std::int64_t column = tile * exchange.columns + exchange.thread.column;
-  const ColumnsOf columns(arguments, column);
+  const ColumnsOf columns(arguments, column, exchange.thread.along);
   const work::Part part = work::part_of(arguments.dim, split, arguments.splits, 1);
   const std::int64_t step = static_cast<std::int64_t>(exchange.threads_along) * kUnroll;
-  const auto inside = [&](std::int64_t element) { return element < part.end && columns.has(element); };
   const auto load = [&](std::int64_t base, typename ColumnsOf::Raw (&raw)[kUnroll]) {
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const std::int64_t element = base + i * exchange.threads_along + exchange.thread.along;
-      if (inside(element)) raw[i] = columns.load(element);
-    }
+    for (int i = 0; i < kUnroll; ++i)
+      if (columns.has(base, i, part.end)) raw[i] = columns.load(base, i);
   };
 
   typename Operation::State state[kVector];
@@ -195,12 +211,11 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
       Term terms[kUnroll * kVector];
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i)
-        columns.terms(raw[i], inside(base + i * exchange.threads_along + exchange.thread.along), terms + i * kVector);
+        columns.terms(raw[i], columns.has(base, i, part.end), terms + i * kVector);
 #pragma unroll
-      for (int k = 0; k < kVector; ++k)
-        Operation::template accumulate<kUnroll, kVector>(state[k], terms + k, arguments.operation.log);
+      for (int k = 0; k < kVector; ++k) Operation::template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
     }
-  } else if (columns.has(0)) {
+  } else if (columns.exist()) {
     for (std::int64_t i = exchange.thread.along; i < arguments.splits; i += exchange.threads_along)
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
@@ -210,7 +225,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
   for (int k = 0; k < kVector; ++k) state[k] = exchange.team.combine(state[k]);
   exchange(state);
   if (arguments.phase == Phase::statistics) {
-    if (exchange.thread.along == 0 && columns.has(0))
+    if (exchange.thread.along == 0 && columns.exist())
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
         arguments.states[(column * kVector + k) * arguments.splits + split] = state[k];
@@ -219,7 +234,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) finish[k] = arguments.operation.finish(state[k]);
+  for (int k = 0; k < kVector; ++k) finish[k] = Operation::finish(state[k], state[k]);
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {  // backwards: L2 still has the end
     const std::int64_t base = part.begin + i * step;
@@ -227,21 +242,18 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
     load(base, raw);
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
-      const std::int64_t element = base + j * exchange.threads_along + exchange.thread.along;
-      if (!inside(element)) continue;
+      if (!columns.has(base, j, part.end)) continue;
       Term terms[kVector];
       columns.terms(raw[j], true, terms);
-      columns.store(element, [&](int k) { return finish[k].again(terms[k]); });
+      columns.store(base, j, [&](int k) { return finish[k].again(terms[k]); });
     }
   }
 }
 
-template <int kVector, typename Operation>
-void launch_tiles(const Problem& problem, const Plan& plan, const Operation& operation, const Pointers& pointers,
-                  cudaStream_t stream) {
+template <typename Operation, int kVector, bool kOneGroup>
+void launch_tiles(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   using Source = typename Operation::Source;
   StridedArguments<Operation> arguments{};
-  arguments.operation = operation;
   arguments.source = static_cast<const Source*>(pointers.source);
   arguments.grad = static_cast<const Source*>(pointers.grad);
   arguments.result = static_cast<typename Operation::Result*>(pointers.result);
@@ -251,6 +263,7 @@ void launch_tiles(const Problem& problem, const Plan& plan, const Operation& ope
   arguments.inner = problem.inner.size / kVector;
   arguments.splits = plan.splits;
   arguments.threads_along = plan.threads_per_row;
+  arguments.live = plan.items;
   arguments.dim_fastest = plan.dim_fastest;
   arguments.outer_axis = offsets_of(problem.outer);
   arguments.dim_axis = offsets_of(problem.dim);
@@ -260,20 +273,20 @@ void launch_tiles(const Problem& problem, const Plan& plan, const Operation& ope
     arguments.phase = phase;
     launch_grid(kernel, arguments, plan, plan.grid, stream);
   };
-  if (plan.passes == 1) return run(held_tile<Operation, kVector>, Phase::both);
-  if (plan.splits == 1) return run(online_tile<Operation, kVector>, Phase::both);
-  run(online_tile<Operation, kVector>, Phase::statistics);
-  run(online_tile<Operation, kVector>, Phase::write);
+  if (plan.passes == 1) return run(held_tile<Operation, kVector, kOneGroup>, Phase::both);
+  if (plan.splits == 1) return run(online_tile<Operation, kVector, kOneGroup>, Phase::both);
+  run(online_tile<Operation, kVector, kOneGroup>, Phase::statistics);
+  run(online_tile<Operation, kVector, kOneGroup>, Phase::write);
 }
 
 }  // namespace
 
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>(const Operation& operation) {
-    if (plan.vector == 1) launch_tiles<1>(problem, plan, operation, pointers, stream);
-    else
-      launch_tiles<tuning::strided_vector(sizeof(typename Operation::Source))>(problem, plan, operation, pointers,
-                                                                                  stream);
+  visit_operation(problem, [&]<typename Operation>() {
+    constexpr int kVector = tuning::strided_vector(sizeof(typename Operation::Source));
+    if (plan.vector == kVector) launch_tiles<Operation, kVector, true>(problem, plan, pointers, stream);
+    else if (problem.dim.rank <= 1) launch_tiles<Operation, 1, true>(problem, plan, pointers, stream);
+    else launch_tiles<Operation, 1, false>(problem, plan, pointers, stream);
   });
 }
 

@@ -1,30 +1,19 @@
-// Vec: neighbouring elements that move with one instruction. And the conversions between what is stored and what is
-// computed with.
+// Vec: neighbouring elements that move with one instruction, and the conversions between what is stored and what is
+// computed with. Elements stay packed as 32-bit words, as they were loaded, until they are widened: taken apart
+// earlier, 16-bit ones would cost an instruction each.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace ndsoftmax::cuda {
 
-template <typename T, int N>
-struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
-  T at[N];
-};
-
 // float sums for 16- and 32-bit elements, double for double
 template <typename T>
-struct AccumulatorOf {
-  using type = float;
-};
-template <>
-struct AccumulatorOf<double> {
-  using type = double;
-};
-template <typename T>
-using Accumulator = typename AccumulatorOf<T>::type;
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
@@ -39,8 +28,111 @@ __device__ __forceinline__ T narrow(Accumulator<T> x) {
 }
 
 template <typename T, int N>
-__device__ __forceinline__ bool is_aligned(const T* address) {
-  return reinterpret_cast<std::uintptr_t>(address) % alignof(Vec<T, N>) == 0;
-}
+struct Vec {
+  static constexpr int kBytes = sizeof(T) * N;
+  static constexpr bool kPaired = sizeof(T) == 2 && N > 1;
+
+  unsigned words[kBytes < 4 ? 1 : kBytes / 4];  // a single 16-bit element is in the lower half
+
+  // to and from global memory
+  __device__ __forceinline__ static Vec load(const T* from) {
+    Vec vec;
+    if constexpr (kBytes == 2) {
+      vec.words[0] = *reinterpret_cast<const unsigned short*>(from);
+    } else if constexpr (kBytes == 4) {
+      vec.words[0] = *reinterpret_cast<const unsigned*>(from);
+    } else if constexpr (kBytes == 8) {
+      const uint2 unit = *reinterpret_cast<const uint2*>(from);
+      vec.words[0] = unit.x, vec.words[1] = unit.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBytes / 16; ++i) {
+        const uint4 unit = reinterpret_cast<const uint4*>(from)[i];
+        vec.words[4 * i] = unit.x, vec.words[4 * i + 1] = unit.y;
+        vec.words[4 * i + 2] = unit.z, vec.words[4 * i + 3] = unit.w;
+      }
+    }
+    return vec;
+  }
+
+  __device__ __forceinline__ void store(T* to) const {
+    if constexpr (kBytes == 2) *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(words[0]);
+    else if constexpr (kBytes == 4) *reinterpret_cast<unsigned*>(to) = words[0];
+    else if constexpr (kBytes == 8) *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    else {
+#pragma unroll
+      for (int i = 0; i < kBytes / 16; ++i)
+        // in PTX, because the compiler takes some assignments of a uint4 apart
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to + i * 16 / sizeof(T))),
+                     "r"(words[4 * i]), "r"(words[4 * i + 1]), "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
+                     : "memory");
+    }
+  }
+
+  __device__ __forceinline__ Accumulator<T> widened(int k) const {
+    if constexpr (sizeof(T) == 8) return __hiloint2double(static_cast<int>(words[2 * k + 1]), static_cast<int>(words[2 * k]));
+    else if constexpr (sizeof(T) == 4) return __uint_as_float(words[k]);
+    else if constexpr (std::is_same_v<T, __half>) return __half2float(get(k));
+    else return __uint_as_float(k % 2 == 0 ? words[k / 2] << 16 : words[k / 2] & 0xffff0000u);  // a float's upper half
+  }
+
+  // 16-bit elements
+  __device__ __forceinline__ T get(int k) const {
+    const auto bits = static_cast<unsigned short>(words[k / 2] >> (k % 2 * 16));
+    if constexpr (std::is_same_v<T, __half>) return __ushort_as_half(bits);
+    else return __ushort_as_bfloat16(bits);
+  }
+
+  // Element k from memory; the others keep their values.
+  __device__ __forceinline__ void insert(int k, const T* from) {
+    if constexpr (sizeof(T) == 2) {
+      const unsigned bits = *reinterpret_cast<const unsigned short*>(from);
+      words[k / 2] = k % 2 == 0 ? (words[k / 2] & 0xffff0000u) | bits : (words[k / 2] & 0xffffu) | bits << 16;
+    } else {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i)
+        words[k * (sizeof(T) / 4) + i] = reinterpret_cast<const unsigned*>(from)[i];
+    }
+  }
+
+  // Element k to memory.
+  __device__ __forceinline__ void extract(int k, T* to) const {
+    if constexpr (sizeof(T) == 2) *to = get(k);
+    else *to = widened(k);
+  }
+
+  // From values(0), …, values(N - 1).
+  template <typename Values>
+  __device__ __forceinline__ static Vec narrowed(const Values& values) {
+    Vec vec;
+    if constexpr (kPaired) {
+#pragma unroll
+      for (int k = 0; k < N; k += 2) vec.words[k / 2] = pair(values(k), values(k + 1));
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        if constexpr (sizeof(T) == 2) vec.words[0] = pair(values(k), 0);
+        else if constexpr (sizeof(T) == 4) vec.words[k] = __float_as_uint(values(k));
+        else {
+          const double value = values(k);
+          vec.words[2 * k] = static_cast<unsigned>(__double2loint(value));
+          vec.words[2 * k + 1] = static_cast<unsigned>(__double2hiint(value));
+        }
+      }
+    }
+    return vec;
+  }
+
+ private:
+  __device__ __forceinline__ static unsigned pair(float low, float high) {
+    if constexpr (std::is_same_v<T, __half>) {
+      const __half2 both = __floats2half2_rn(low, high);
+      return reinterpret_cast<const unsigned&>(both);
+    } else {
+      const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+      return reinterpret_cast<const unsigned&>(both);
+    }
+  }
+};
 
 }  // namespace ndsoftmax::cuda

@@ -24,11 +24,10 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
 template <typename T>
 __device__ __forceinline__ void copy(const T* from, T* to, int count) {
   constexpr int kVector = tuning::kVectorBytes / sizeof(T);
-  using V = Vec<T, kVector>;
   const int vectors = count / kVector;
 #pragma unroll 4
   for (int i = threadIdx.x; i < vectors; i += tuning::kWarpBlock)
-    reinterpret_cast<V*>(to)[i] = reinterpret_cast<const V*>(from)[i];
+    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
   for (int i = vectors * kVector + threadIdx.x; i < count; i += tuning::kWarpBlock) to[i] = from[i];
 }
 
@@ -60,10 +59,10 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
 #pragma unroll
     for (int i = 0; i < kDim; ++i) {
       const int at = row * dim + i;
-      terms[i] = i < dim ? Operation::term(source[at], kBackward ? grad[at] : Source{}) : Operation::nothing();
+      terms[i] = i < dim ? Operation::term(widen(source[at]), kBackward ? widen(grad[at]) : 0) : Operation::nothing();
     }
-    const auto state = arguments.operation.template reduce<kDim, 1>(terms, Lanes{1});
-    const auto finish = arguments.operation.finish(state);
+    const auto state = Operation::template reduce<1, kDim, kDim>(terms, 1, Lanes{1});
+    const auto finish = Operation::finish(state, state);
 #pragma unroll
     for (int i = 0; i < kDim; ++i)
       if (i < dim) result[row * dim + i] = narrow<Result>(finish(terms[i]));
@@ -75,8 +74,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
 }  // namespace
 
 void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>(const Operation& operation) {
-    const auto arguments = row_arguments(problem, operation, pointers);
+  visit_operation(problem, [&]<typename Operation>() {
+    const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     if (plan.staged) {
       visit_int<0, tuning::kStagedMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
         launch_grid(staged_rows<Operation, log2_dim>, arguments, plan, plan.grid, stream);

@@ -8,9 +8,9 @@
 namespace ndsoftmax {
 namespace {
 
-// Where row `index` begins, modulo a vector, as far as the problem tells: exact where rows can be misaligned at all.
+// Elements between the vector that row `index` begins in and its first element.
 int phase_of(const Problem& problem, const Plan& plan, std::int64_t index) {
-  std::int64_t offset = problem.alignment[kSource] % tuning::kVectorBytes / size_of(problem.source);
+  std::int64_t offset = problem.misalignment[kSource] / size_of(problem.source);
   for (int group = problem.outer.rank - 1; group >= 0; --group) {
     offset += index % problem.outer.groups[group].size * problem.outer.groups[group].stride[kSource];
     index /= problem.outer.groups[group].size;

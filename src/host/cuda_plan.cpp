@@ -28,7 +28,7 @@ int bytes_of(const Problem& problem, int operand) {
 
 // What the row regimes need to know of a problem with contiguous rows.
 struct Rows {
-  std::int64_t count;
+  std::int64_t count, dim;
   int vector;             // elements of 16 bytes
   std::int64_t vectors;   // that cover the longest row, wherever it starts
   bool aligned;           // every row starts on 16 bytes
@@ -44,8 +44,9 @@ Rows rows_of(const Problem& problem) {
   const int bytes = size_of(problem.source);
   Rows rows{};
   rows.count = problem.outer.size;
+  rows.dim = problem.dim.size;
   rows.vector = tuning::kVectorBytes / bytes;
-  rows.aligned = problem.alignment[kSource] == tuning::kVectorBytes;
+  rows.aligned = problem.misalignment[kSource] == 0;
   for (int group = 0; group < problem.outer.rank; ++group)
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
@@ -54,11 +55,28 @@ Rows rows_of(const Problem& problem) {
   return rows;
 }
 
+// Vectors of a row need every operand misaligned alike, in every row: then its vectors are vectors of all of them.
+bool rows_are_vectors(const Problem& problem) {
+  const int source_bytes = size_of(problem.source);
+  const std::int64_t phase = problem.misalignment[kSource] / source_bytes;
+  for (const int operand : {kGrad, kResult}) {
+    if (!uses(problem, operand)) continue;
+    const int bytes = bytes_of(problem, operand);
+    const int period = tuning::kVectorBytes / std::max(bytes, source_bytes);  // elements
+    if ((phase - problem.misalignment[operand] / bytes) % period != 0) return false;
+    for (int group = 0; group < problem.outer.rank; ++group) {
+      const auto& stride = problem.outer.groups[group].stride;
+      if ((stride[kSource] - stride[operand]) % period != 0) return false;
+    }
+  }
+  return true;
+}
+
 // Staging needs rows without gaps that start on 16 bytes as a whole; it pays where single rows do not.
 bool should_stage(const Problem& problem, const Rows& rows) {
   if (log2_up(problem.dim.size) > tuning::kStagedMaxLog2Dim || !problem.packed_rows()) return false;
   for (int operand = 0; operand < kOperands; ++operand)
-    if (uses(problem, operand) && problem.alignment[operand] != tuning::kVectorBytes) return false;
+    if (uses(problem, operand) && problem.misalignment[operand] != 0) return false;
   return problem.dim.size % rows.vector != 0;
 }
 
@@ -68,24 +86,25 @@ struct Offer {
   const char* refusal = nullptr;
 };
 
-Plan row_plan(Regime regime, const Rows& rows) {
+Plan row_plan(Regime regime, const Rows& rows, std::int64_t threads_per_row) {
   Plan plan;
   plan.regime = regime;
   plan.vector = rows.vector;
-  plan.items = rows.held;
+  plan.ragged = !rows.aligned || rows.dim % rows.vector != 0;
+  plan.items = static_cast<int>(divide_up(rows.vectors, threads_per_row));
+  plan.threads_per_row = static_cast<int>(threads_per_row);
   return plan;
 }
 
 Offer offer_warp(const Problem& problem, const Rows& rows) {
-  Plan plan = row_plan(Regime::warp, rows);
-  plan.block = tuning::kWarpBlock;
+  Plan plan;
   if (should_stage(problem, rows)) {
     const int dim = static_cast<int>(problem.dim.size);
     const int sources = problem.direction == Direction::backward ? 2 : 1;
     const bool in_place = problem.source == problem.result;
     plan.staged = true;
     plan.log2_dim = log2_up(dim);
-    plan.items = 1;
+    plan.vector = rows.vector;
     plan.rows_per_block = tuning::staged_rows_per_block(dim, size_of(problem.source));
     plan.shared_bytes = plan.rows_per_block * dim *
                         (sources * size_of(problem.source) + (in_place ? 0 : size_of(problem.result)));
@@ -93,13 +112,14 @@ Offer offer_warp(const Problem& problem, const Rows& rows) {
   } else {
     const std::int64_t covered = rows.aligned ? problem.dim.size : rows.vectors * rows.vector;
     if (covered > 1 << tuning::kWarpMaxLog2Dim) return {{}, "a warp holds rows of at most 1024 elements"};
-    plan.log2_dim = log2_up(std::max<std::int64_t>(covered, rows.vector));
-    const tuning::WarpLayout layout = tuning::warp_layout(plan.log2_dim, rows.vector);
-    plan.items = layout.vectors;
-    plan.threads_per_row = layout.lanes;
-    plan.rows_per_block = plan.block / layout.lanes * layout.rows;
+    const int log2_dim = log2_up(std::max<std::int64_t>(covered, rows.vector));
+    const tuning::WarpLayout layout = tuning::warp_layout(log2_dim, rows.vector);
+    plan = row_plan(Regime::warp, rows, layout.lanes);
+    plan.log2_dim = log2_dim;
+    plan.rows_per_block = tuning::kWarpBlock / layout.lanes * layout.rows;
     plan.why = "a row fits in the registers of a warp, or of a part of one";
   }
+  plan.block = tuning::kWarpBlock;
   plan.grid = divide_up(rows.count, plan.rows_per_block);
   return {plan};
 }
@@ -112,8 +132,8 @@ std::int64_t threads_to_hold(const Rows& rows, int blocks) {
 Offer offer_block(const Rows& rows, std::int64_t most_threads) {
   const std::int64_t threads = threads_to_hold(rows, 1);
   if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
-  Plan plan = row_plan(Regime::block, rows);
-  plan.block = plan.threads_per_row = static_cast<int>(threads);
+  Plan plan = row_plan(Regime::block, rows, threads);
+  plan.block = plan.threads_per_row;
   plan.grid = rows.count;
   plan.why = "a row fits in the registers of a block";
   return {plan};
@@ -129,19 +149,18 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
     cluster *= 2;
   const std::int64_t threads = threads_to_hold(rows, cluster);
   if (threads > 1024) return {{}, "a row is wider than the registers of a cluster"};
-  Plan plan = row_plan(Regime::cluster, rows);
+  Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
   plan.block = static_cast<int>(threads);
   plan.cluster = cluster;
-  plan.threads_per_row = static_cast<int>(threads) * cluster;
   plan.grid = rows.count * cluster;
   plan.why = "a row fits in the registers of a cluster of blocks, small enough to overlap loading and storing";
   return {plan};
 }
 
 Offer offer_online(const Rows& rows, const tuning::Architecture& architecture) {
-  Plan plan = row_plan(Regime::online, rows);
+  Plan plan = row_plan(Regime::online, rows, architecture.online_block);
   plan.items = tuning::kOnlineVectors;
-  plan.block = plan.threads_per_row = architecture.online_block;
+  plan.block = plan.threads_per_row;
   plan.grid = rows.count;
   plan.passes = 2;
   plan.why = "a row is wider than what stays on chip: online softmax, then a second pass, from L2 where it fits";
@@ -164,13 +183,14 @@ Offer offer_split(const Rows& rows, const Device& device, const tuning::Architec
 
 // Vectors along the columns need: the innermost group contiguous in every operand, and everything else a multiple.
 bool columns_are_vectors(const Problem& problem, int vector) {
-  if (problem.inner.rank == 0) return false;
+  if (problem.inner.rank == 0 || problem.dim.rank > 1) return false;
   const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
   if (fastest.size % vector != 0) return false;
   for (int operand = 0; operand < kOperands; ++operand) {
     if (!uses(problem, operand)) continue;
     if (fastest.stride[operand] != 1) return false;
-    if (problem.alignment[operand] < std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand))) return false;
+    if (problem.misalignment[operand] % std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand)) != 0)
+      return false;
     for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
       for (int group = 0; group < axis->rank; ++group)
         if (&axis->groups[group] != &fastest && axis->groups[group].stride[operand] % vector != 0) return false;
@@ -185,20 +205,21 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.vector = tuning::strided_vector(bytes);
   if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
   plan.dim_fastest = problem.inner.size == 1;
-  plan.items = tuning::strided_items(bytes, problem.direction, plan.vector);
 
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
   // columns of a tile: a sector of memory at least, unless there are not so many, or dim is what neighbours share
   const std::int64_t sector = std::max(1, tuning::kSectorBytes / (bytes * plan.vector));
   const std::int64_t narrowest = plan.dim_fastest ? 1 : std::min(sector, power_of_two_from(columns));
-  std::int64_t along = power_of_two_from(divide_up(problem.dim.size, plan.items));
+  std::int64_t along = power_of_two_from(
+      divide_up(problem.dim.size, tuning::strided_items(bytes, problem.direction, plan.vector)));
   std::int64_t width;
   if (along * narrowest <= tuning::kStridedMaxBlock) {
     width = std::max(narrowest, architecture.strided_block / along);
     // rather more blocks than full ones
     while (width > narrowest && divide_up(columns, width) < 2 * device.multiprocessors) width /= 2;
     width = std::max(width, kWarp / along);
-    plan.why = plan.dim_fastest ? "rows whose elements are not neighbours; a tile holds whole ones"
+    plan.items = static_cast<int>(divide_up(problem.dim.size, along));
+    plan.why = plan.dim_fastest ? "rows whose elements are not neighbours, or not aligned alike; a tile holds whole ones"
                                 : "another dimension runs faster than dim; a tile of columns holds all of dim";
   } else {
     plan.passes = 2;
@@ -229,6 +250,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
 Offer offer_of(Regime regime, const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
+  if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
   const Rows rows = rows_of(problem);
   switch (regime) {
     case Regime::warp: return offer_warp(problem, rows);
@@ -249,7 +271,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     throw std::invalid_argument(std::string("the ") + name_of(*forced) + " regime cannot take " + to_string(problem) +
                                 ": " + offer.refusal);
   }
-  if (!problem.contiguous_rows()) return strided_plan(problem, device, architecture);
+  if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem);
   if (const Offer warp = offer_warp(problem, rows); warp.plan) return *warp.plan;

@@ -42,9 +42,8 @@ Axis merge(Groups groups, const char* name) {
   return axis;
 }
 
-int alignment_of(const void* data) {
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  return address == 0 ? 16 : static_cast<int>(std::min<std::uintptr_t>(16, address & (~address + 1)));
+int misalignment_of(const TensorView* tensor) {
+  return tensor ? static_cast<int>(reinterpret_cast<std::uintptr_t>(tensor->data) % 16) : 0;
 }
 
 std::vector<bool> softmax_dims(std::span<const std::int64_t> dims, int rank) {
@@ -108,7 +107,7 @@ Problem make_problem(Operation operation, const TensorView& source, const Tensor
   check_dtypes(source.dtype, result.dtype, problem.direction);
   if (grad && grad->dtype != source.dtype)
     throw std::runtime_error("grad_output and output must have the same dtype");
-  problem.alignment = {alignment_of(source.data), grad ? alignment_of(grad->data) : 16, alignment_of(result.data)};
+  problem.misalignment = {misalignment_of(&source), misalignment_of(grad), misalignment_of(&result)};
 
   const std::vector<bool> chosen = softmax_dims(dims, source.rank);
   Groups softmax, others;

@@ -52,11 +52,13 @@ struct WarpLayout {
   int rows = 1;     // a lane works on
 };
 
-// Few lanes a row mean few shuffles; two neighbours cover a 32-byte sector, which is what memory moves.
+// Few lanes a row mean few shuffles, but eight neighbours, who cover a cache line of 128 bytes, should stay together: a
+// load that touches more than four lines takes as many turns in L1.
 constexpr WarpLayout warp_layout(int log2_dim, int vector) {
+  constexpr int kLineLanes = 128 / kVectorBytes;
   const int total = (1 << log2_dim) / vector > 1 ? (1 << log2_dim) / vector : 1;
   WarpLayout layout;
-  layout.lanes = total / kWarpVectors > 2 ? total / kWarpVectors : (total > 1 ? 2 : 1);
+  layout.lanes = total / kWarpVectors > kLineLanes ? total / kWarpVectors : (total < kLineLanes ? total : kLineLanes);
   if (layout.lanes > kWarp) layout.lanes = kWarp;
   layout.vectors = total / layout.lanes;
   layout.rows = layout.vectors < kWarpVectors ? kWarpVectors / layout.vectors : 1;

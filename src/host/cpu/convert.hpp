@@ -32,6 +32,28 @@ using Shorts = Packed<float, Half>;
 using Floats = Vector<float>;
 using Words = Vector<std::uint32_t>;
 
+// __builtin_convertvector does the same, but GCC splits it into halves and quarters.
+inline Words widen_bits(Shorts value) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)value);
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu16_epi32((__m128i)value);
+#else
+  return __builtin_convertvector(value, Words);
+#endif
+}
+
+inline Shorts narrow_bits(Words value) {
+#if defined(__AVX512F__)
+  return (Shorts)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)value);
+#elif defined(__AVX2__)
+  const __m256i halves = _mm256_packus_epi32((__m256i)value, (__m256i)value);  // within 128 bits each
+  return (Shorts)_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0b1000));
+#else
+  return __builtin_convertvector(value, Shorts);
+#endif
+}
+
 template <typename Element>
 struct Convert {  // float32 and float64 are computed as they are
   template <typename Register>
@@ -42,13 +64,13 @@ struct Convert {  // float32 and float64 are computed as they are
 
 template <>
 struct Convert<BFloat16> {
-  static Floats widen(Shorts value) { return (Floats)(__builtin_convertvector(value, Words) << 16); }
+  static Floats widen(Shorts value) { return (Floats)(widen_bits(value) << 16); }
 
   static Shorts narrow(Floats value) {
     const Words bits = (Words)value;
     const Words nearest_even = (bits + (0x7fff + ((bits >> 16) & 1))) >> 16;
     const Words quiet = (bits >> 16) | 0x40;
-    return __builtin_convertvector(value == value ? nearest_even : quiet, Shorts);
+    return narrow_bits(value == value ? nearest_even : quiet);
   }
 };
 
@@ -64,7 +86,7 @@ struct Convert<Half> {
   // The bits of a half, moved to where a float has them, are 2^112 times too small: the biases are 15 and 127. The
   // product is exact, denormals included; only infinity and NaN must be given float's largest exponent.
   static Floats widen(Shorts value) {
-    const Words bits = __builtin_convertvector(value, Words);
+    const Words bits = widen_bits(value);
     const Words magnitude = (Words)((Floats)((bits & 0x7fff) << 13) * 0x1p112f);
     const Words special = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : magnitude;
     return (Floats)(special | ((bits & 0x8000) << 16));
@@ -79,7 +101,7 @@ struct Convert<Half> {
     const Words special = magnitude > 0x7f800000 ? 0x7e00 | ((magnitude >> 13) & 0x3ff) : Words{} + 0x7c00;
     const Words small = magnitude < (113u << 23) ? denormal : normal;
     const Words half = magnitude < 0x477ff000 ? small : special;
-    return __builtin_convertvector(half | (((Words)value >> 16) & 0x8000), Shorts);
+    return narrow_bits(half | (((Words)value >> 16) & 0x8000));
   }
 #endif
 };

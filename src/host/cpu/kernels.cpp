@@ -9,38 +9,56 @@
 namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
 namespace {
 
+// Kernels are flattened: loops take their bodies as functions, and one that stayed a call would keep its accumulators in
+// memory.
+
 // ------------------------------------------------------------------------------------------------ load and store
 
-template <typename Element, typename Real>
-void load_row(const Element* from, const Window& window, Real padding, Real* tile) {
-  using Register = Packed<Real, Element>;
-  constexpr int lanes = kLanes<Real>;
-  std::int64_t column = 0;
-  for (; column + lanes <= window.columns; column += lanes)
-    store(tile + column, Convert<Element>::widen(load<Register>(from + column)));
-  const int rest = static_cast<int>(window.columns - column);
-  if (rest == 0) return;
-  const Vector<Real> last = Convert<Element>::widen(load_first<Register>(from + column, rest));
-  if (window.padded) store(tile + column, lane_numbers<Real>() < rest ? last : broadcast(padding));
-  else store_first(tile + column, last, rest);
+// A vector of elements as Real, or the first `count` of one, the others replaced by `padding`.
+template <typename Real, typename Element>
+Vector<Real> read(const Element* from) {
+  return Convert<Element>::widen(load<Packed<Real, Element>>(from));
+}
+
+template <typename Real, typename Element>
+Vector<Real> read_first(const Element* from, int count, Real padding) {
+  const Vector<Real> value = Convert<Element>::widen(load_first<Packed<Real, Element>>(from, count));
+  return lane_numbers<Real>() < count ? value : broadcast(padding);
+}
+
+template <typename Real, typename Element>
+void write(Element* to, Vector<Real> value) {
+  store(to, Convert<Element>::narrow(value));
+}
+
+template <typename Real, typename Element>
+void write_first(Element* to, Vector<Real> value, int count) {
+  store_first(to, Convert<Element>::narrow(value), count);
 }
 
 template <typename Element, typename Real>
-void store_row(const Real* tile, const Window& window, Element* to) {
-  constexpr int lanes = kLanes<Real>;
+void load_row(const Element* from, std::int64_t columns, Real* tile) {
   std::int64_t column = 0;
-  for (; column + lanes <= window.columns; column += lanes)
-    store(to + column, Convert<Element>::narrow(load<Vector<Real>>(tile + column)));
-  const int rest = static_cast<int>(window.columns - column);
-  if (rest > 0) store_first(to + column, Convert<Element>::narrow(load<Vector<Real>>(tile + column)), rest);
+  for (; column + kLanes<Real> <= columns; column += kLanes<Real>) store(tile + column, read<Real>(from + column));
+  const int rest = static_cast<int>(columns - column);
+  if (rest > 0) store_first(tile + column, read_first<Real>(from + column, rest, 0), rest);
 }
 
 template <typename Element, typename Real>
-void load_window(const void* memory, const Window& window, Real padding, Real* tile) {
+void store_row(const Real* tile, std::int64_t columns, Element* to) {
+  std::int64_t column = 0;
+  for (; column + kLanes<Real> <= columns; column += kLanes<Real>)
+    write<Real>(to + column, load<Vector<Real>>(tile + column));
+  const int rest = static_cast<int>(columns - column);
+  if (rest > 0) write_first<Real>(to + column, load<Vector<Real>>(tile + column), rest);
+}
+
+template <typename Element, typename Real>
+[[gnu::flatten]] void load_window(const void* memory, const Window& window, Real* tile) {
   const auto* from = static_cast<const Element*>(memory);
   for (std::int64_t row = 0; row < window.rows; ++row, from += window.row_stride, tile += window.tile_stride) {
     if (window.column_stride == 1) {
-      load_row(from, window, padding, tile);
+      load_row(from, window.columns, tile);
       continue;
     }
     Element gathered[kLanes<Real>];
@@ -48,24 +66,24 @@ void load_window(const void* memory, const Window& window, Real padding, Real* t
       const std::int64_t rest = window.columns - column;
       const int count = rest < kLanes<Real> ? static_cast<int>(rest) : kLanes<Real>;
       for (int lane = 0; lane < count; ++lane) gathered[lane] = from[(column + lane) * window.column_stride];
-      load_row(gathered, {.columns = count, .padded = window.padded}, padding, tile + column);
+      load_row(gathered, count, tile + column);
     }
   }
 }
 
 template <typename Element, typename Real>
-void store_window(const Real* tile, const Window& window, void* memory) {
+[[gnu::flatten]] void store_window(const Real* tile, const Window& window, void* memory) {
   auto* to = static_cast<Element*>(memory);
   for (std::int64_t row = 0; row < window.rows; ++row, to += window.row_stride, tile += window.tile_stride) {
     if (window.column_stride == 1) {
-      store_row(tile, window, to);
+      store_row(tile, window.columns, to);
       continue;
     }
     Element scattered[kLanes<Real>];
     for (std::int64_t column = 0; column < window.columns; column += kLanes<Real>) {
       const std::int64_t rest = window.columns - column;
       const int count = rest < kLanes<Real> ? static_cast<int>(rest) : kLanes<Real>;
-      store_row(tile + column, {.columns = count}, scattered);
+      store_row(tile + column, count, scattered);
       for (int lane = 0; lane < count; ++lane) to[(column + lane) * window.column_stride] = scattered[lane];
     }
   }
@@ -109,7 +127,7 @@ void gather(std::int64_t rows, int dim, const Real* scratch, Real* tile) {
 }
 
 template <Operation operation, int width, typename Real>
-void packed_forward(std::int64_t rows, int dim, Real* tile, Real* scratch) {
+[[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, Real* tile, Real* scratch) {
   spread<width>(rows, dim, tile, scratch);
   const auto present = (lane_numbers<Real>() & (width - 1)) < dim;
   for (std::int64_t i = 0; i < rows * width; i += kLanes<Real>) {
@@ -123,7 +141,7 @@ void packed_forward(std::int64_t rows, int dim, Real* tile, Real* scratch) {
 }
 
 template <Operation operation, int width, typename Real>
-void packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch) {
+[[gnu::flatten]] void packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch) {
   Real* outputs = scratch + rows * width + kLanes<Real>;
   spread<width>(rows, dim, grad, scratch);
   spread<width>(rows, dim, output, outputs);
@@ -152,77 +170,186 @@ struct Accumulators {
   Vector<Real> sum() const { return group_sum<kLanes<Real>, Real>((part[0] + part[1]) + (part[2] + part[3])); }
 };
 
-// body(offset, chain) for each vector of a row.
+// body(offset, chain, count) for each vector of a row; count is a constant but for the last vector, when it is partial.
 template <typename Real, typename Body>
-void for_vectors(std::int64_t width, const Body& body) {
+void for_vectors(std::int64_t dim, const Body& body) {
   constexpr int lanes = kLanes<Real>;
+  constexpr std::integral_constant<int, lanes> all;
   std::int64_t i = 0;
-  for (; i + kUnroll * lanes <= width; i += kUnroll * lanes) {
-    body(i, 0);
-    body(i + lanes, 1);
-    body(i + 2 * lanes, 2);
-    body(i + 3 * lanes, 3);
+  for (; i + kUnroll * lanes <= dim; i += kUnroll * lanes) {
+    body(i, 0, all);
+    body(i + lanes, 1, all);
+    body(i + 2 * lanes, 2, all);
+    body(i + 3 * lanes, 3, all);
   }
-  for (; i < width; i += lanes) body(i, 0);
+  for (; i + lanes <= dim; i += lanes) body(i, 0, all);
+  if (i < dim) body(i, 0, static_cast<int>(dim - i));
 }
 
-template <Operation operation, typename Real>
-void rows_forward(std::int64_t rows, std::int64_t width, Real* tile) {
-  for (const Real* end = tile + rows * width; tile != end; tile += width) {
-    Accumulators<Real> max(-kInfinity<Real>), sum(0);
-    for_vectors<Real>(width, [&](std::int64_t i, int chain) {
-      max.part[chain] = larger(max.part[chain], load<Vector<Real>>(tile + i));
-    });
-    const Vector<Real> row_max = max.max();
-    for_vectors<Real>(width, [&](std::int64_t i, int chain) {
-      const Vector<Real> shifted = load<Vector<Real>>(tile + i) - row_max;
-      const Vector<Real> e = exp<Real>(shifted);
-      sum.part[chain] += e;
-      store(tile + i, operation == Operation::softmax ? e : shifted);
-    });
-    const Vector<Real> factor = factor_of<operation, Real>(sum.sum());
-    for_vectors<Real>(width, [&](std::int64_t i, int) {
-      const Vector<Real> x = load<Vector<Real>>(tile + i);
-      store(tile + i, operation == Operation::softmax ? x * factor : x - factor);
-    });
+template <typename Real, typename Element, int lanes>
+Vector<Real> read(const Element* from, std::integral_constant<int, lanes>, Real) {
+  return read<Real>(from);
+}
+template <typename Real, typename Element>
+Vector<Real> read(const Element* from, int count, Real padding) {
+  return read_first<Real>(from, count, padding);
+}
+template <typename Real, typename Element, int lanes>
+void write(Element* to, Vector<Real> value, std::integral_constant<int, lanes>) {
+  write<Real>(to, value);
+}
+template <typename Real, typename Element>
+void write(Element* to, Vector<Real> value, int count) {
+  write_first<Real>(to, value, count);
+}
+
+// Copies a row to the tile, in whole vectors; its maximum comes back in every lane.
+template <typename Real, typename Source>
+Vector<Real> row_load(std::int64_t dim, const Source* source, Real* tile) {
+  Accumulators<Real> max(-kInfinity<Real>);
+  for_vectors<Real>(dim, [&](std::int64_t i, int chain, auto count) {
+    const Vector<Real> x = read<Real>(source + i, count, -kInfinity<Real>);
+    max.part[chain] = larger(max.part[chain], x);
+    store(tile + i, x);
+  });
+  return max.max();
+}
+
+// The sum of the exponentials of a row in the tile; body(offset, difference to shift, exponential) for each vector.
+template <typename Real, typename Body>
+Vector<Real> row_sum(std::int64_t dim, const Real* tile, Vector<Real> shift, const Body& body) {
+  Accumulators<Real> sum(0);
+  for_vectors<Real>(dim, [&](std::int64_t i, int chain, auto) {
+    const Vector<Real> shifted = load<Vector<Real>>(tile + i) - shift;
+    const Vector<Real> e = exp<Real>(shifted);
+    sum.part[chain] += e;
+    body(i, shifted, e);
+  });
+  return sum.sum();
+}
+
+// Short rows advance together, step by step: one after another they would wait for their reductions, and this way one
+// division or logarithm serves a vector of rows. While exponentials are computed, memory would be idle: the next rows
+// and the place of the result are fetched meanwhile, which halves the time of rows that come from memory.
+template <Operation operation, typename Real, typename Source, typename Result>
+[[gnu::flatten]] void row_forward(const Rows& rows, const void* source, Real* tile, void* result) {
+  constexpr bool softmax = operation == Operation::softmax;
+  constexpr std::int64_t kBatchElements = 2048;  // what the first cache holds twice
+  const std::int64_t width = (rows.dim + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
+  const std::int64_t fitting = width < kBatchElements ? kBatchElements / width : 1;
+  const std::int64_t batch = fitting < kLanes<Real> ? fitting : kLanes<Real>;
+  const auto* from = static_cast<const Source*>(source);
+  auto* to = static_cast<Result*>(result);
+  for (std::int64_t left = rows.count; left > 0; left -= batch) {
+    const std::int64_t count = left < batch ? left : batch;
+    Real statistics[kLanes<Real>] = {};
+    for (std::int64_t row = 0; row < count; ++row)
+      statistics[row] = row_load(rows.dim, from + row * rows.stride[kSource], tile + row * width)[0];
+    for (std::int64_t row = 0; row < count; ++row) {
+      Real* const at = tile + row * width;
+      const Source* const next = from + (row + count) * rows.stride[kSource];
+      const Result* const there = to + row * rows.stride[kResult];
+      const auto keep = [&](std::int64_t i, Vector<Real> shifted, Vector<Real> e) {
+        store(at + i, softmax ? e : shifted);
+        __builtin_prefetch(next + i);
+        __builtin_prefetch(there + i, 1);
+      };
+      statistics[row] = row_sum(rows.dim, at, broadcast(statistics[row]), keep)[0];
+    }
+    store(statistics, factor_of<operation, Real>(load<Vector<Real>>(statistics)));
+    for (std::int64_t row = 0; row < count; ++row) {
+      const Vector<Real> factor = broadcast(statistics[row]);
+      for_vectors<Real>(rows.dim, [&](std::int64_t i, int, auto part) {
+        const Vector<Real> x = load<Vector<Real>>(tile + row * width + i);
+        write<Real>(to + row * rows.stride[kResult] + i, softmax ? x * factor : x - factor, part);
+      });
+    }
+    from += count * rows.stride[kSource];
+    to += count * rows.stride[kResult];
   }
 }
 
-template <Operation operation, typename Real>
-void rows_backward(std::int64_t rows, std::int64_t width, Real* grad, const Real* output) {
-  for (const Real* end = grad + rows * width; grad != end; grad += width, output += width) {
-    Accumulators<Real> products(0);
-    for_vectors<Real>(width, [&](std::int64_t i, int chain) {
-      products.part[chain] +=
-          product_of<operation, Real>(load<Vector<Real>>(grad + i), load<Vector<Real>>(output + i));
-    });
-    const Vector<Real> sum = products.sum();
-    for_vectors<Real>(width, [&](std::int64_t i, int) {
-      store(grad + i,
-            gradient_of<operation, Real>(load<Vector<Real>>(grad + i), load<Vector<Real>>(output + i), sum));
-    });
+template <typename Real, typename Source>
+[[gnu::flatten]] void row_statistics(std::int64_t dim, const void* source, Real* tile, Real* max, Real* sum) {
+  const Vector<Real> largest = row_load(dim, static_cast<const Source*>(source), tile);
+  const Vector<Real> shift = largest == -kInfinity<Real> ? Vector<Real>{} : largest;  // as MaxSum::shift
+  *max = largest[0];
+  *sum = row_sum(dim, tile, shift, [](std::int64_t, Vector<Real>, Vector<Real>) {})[0];
+}
+
+template <Operation operation, typename Real, typename Source, typename Result>
+[[gnu::flatten]] void row_finish(std::int64_t dim, const void* source, Real max, Real sum, void* result) {
+  const auto* from = static_cast<const Source*>(source);
+  auto* to = static_cast<Result*>(result);
+  const Vector<Real> factor = factor_of<operation, Real>(broadcast(sum));
+  for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) {
+    const Vector<Real> shifted = read<Real>(from + i, count, Real(0)) - max;
+    write<Real>(to + i, operation == Operation::softmax ? exp<Real>(shifted) * factor : shifted - factor, count);
+  });
+}
+
+template <Operation operation, typename Real, typename Source>
+Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* output) {
+  Accumulators<Real> products(0);
+  for_vectors<Real>(dim, [&](std::int64_t i, int chain, auto count) {
+    products.part[chain] += product_of<operation, Real>(read<Real>(grad + i, count, Real(0)),
+                                                        read<Real>(output + i, count, Real(0)));
+  });
+  return products.sum();
+}
+
+template <Operation operation, typename Real, typename Source, typename Result>
+void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result) {
+  for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) {
+    const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
+    write<Real>(result + i, gradient_of<operation, Real>(g, y, sum), count);
+  });
+}
+
+template <Operation operation, typename Real, typename Source, typename Result>
+[[gnu::flatten]] void row_backward(const Rows& rows, const void* grad, const void* output, void* result) {
+  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
+  auto* to = static_cast<Result*>(result);
+  for (std::int64_t row = 0; row < rows.count; ++row) {
+    row_gradient<operation, Real>(rows.dim, g, y, row_product<operation, Real>(rows.dim, g, y), to);
+    g += rows.stride[kGrad];
+    y += rows.stride[kSource];
+    to += rows.stride[kResult];
   }
+}
+
+template <Operation operation, typename Real, typename Source>
+[[gnu::flatten]] void row_products(std::int64_t dim, const void* grad, const void* output, Real* sum) {
+  *sum = row_product<operation, Real>(dim, static_cast<const Source*>(grad), static_cast<const Source*>(output))[0];
+}
+
+template <Operation operation, typename Real, typename Source, typename Result>
+[[gnu::flatten]] void row_gradients(std::int64_t dim, const void* grad, const void* output, Real sum, void* result) {
+  row_gradient<operation, Real>(dim, static_cast<const Source*>(grad), static_cast<const Source*>(output),
+                                broadcast(sum), static_cast<Result*>(result));
 }
 
 // ------------------------------------------------------------------------------------------------ columns
 
-// body(column, number of vectors) for bands of neighbouring columns, narrow enough for a band's state to stay in
-// registers.
+// body(column, number of vectors, count) for bands of neighbouring columns, narrow enough for a band's state to stay
+// in registers; count as in for_vectors.
 template <typename Real, typename Body>
 void for_bands(std::int64_t width, const Body& body) {
   constexpr int lanes = kLanes<Real>;
+  constexpr std::integral_constant<int, lanes> all;
   std::int64_t column = 0;
   for (; column + kUnroll * lanes <= width; column += kUnroll * lanes)
-    body(column, std::integral_constant<int, kUnroll>());
-  for (; column < width; column += lanes) body(column, std::integral_constant<int, 1>());
+    body(column, std::integral_constant<int, kUnroll>(), all);
+  for (; column + lanes <= width; column += lanes) body(column, std::integral_constant<int, 1>(), all);
+  if (column < width) body(column, std::integral_constant<int, 1>(), static_cast<int>(width - column));
 }
 
-// body(element, chain) for each vector of a band.
+// body(row, column offset in the band, chain) for each vector of a band.
 template <typename Real, int vectors, typename Body>
-void for_band(std::int64_t dim, std::int64_t width, const Body& body) {
-  for (std::int64_t i = 0; i < dim * width; i += width)
+void for_band(std::int64_t dim, const Body& body) {
+  for (std::int64_t row = 0; row < dim; ++row)
     [&]<int... chain>(std::integer_sequence<int, chain...>) {
-      (body(i + chain * kLanes<Real>, chain), ...);
+      (body(row, chain * kLanes<Real>, chain), ...);
     }(std::make_integer_sequence<int, vectors>());
 }
 
@@ -235,76 +362,149 @@ void fold(std::int64_t width, std::int64_t period, Real* values, const Reduce& r
   for (std::int64_t column = period; column < width; ++column) values[column] = values[column - period];
 }
 
-// keep: the exponentials replace the tile.
-template <bool keep, typename Real>
-void column_statistics(std::int64_t dim, std::int64_t width, std::int64_t period, Real* tile, Real* max, Real* sum) {
-  for_bands<Real>(width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>) {
+// Whole columns, band after band; the tile holds one band. Memory is fetched ahead as in row_forward.
+template <Operation operation, typename Real, typename Source, typename Result>
+[[gnu::flatten]] void column_forward(const Columns& columns, const void* source, Real* tile, void* result) {
+  constexpr bool softmax = operation == Operation::softmax;
+  const auto* from = static_cast<const Source*>(source);
+  auto* to = static_cast<Result*>(result);
+  const std::int64_t stride = columns.stride[kSource], result_stride = columns.stride[kResult];
+  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+    constexpr int band = vectors * kLanes<Real>;
+    Vector<Real> max[vectors], sum[vectors] = {}, factor[vectors];
+    for (int v = 0; v < vectors; ++v) max[v] = broadcast(-kInfinity<Real>);
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
+      max[chain] = larger(max[chain], x);
+      store(tile + row * band + offset, x);
+    });
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const Vector<Real> shifted = load<Vector<Real>>(tile + row * band + offset) - max[chain];
+      const Vector<Real> e = exp<Real>(shifted);
+      sum[chain] += e;
+      store(tile + row * band + offset, softmax ? e : shifted);
+      __builtin_prefetch(from + row * stride + column + offset + band);
+      __builtin_prefetch(to + row * result_stride + column + offset, 1);
+    });
+    for (int v = 0; v < vectors; ++v) factor[v] = factor_of<operation, Real>(sum[v]);
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const Vector<Real> x = load<Vector<Real>>(tile + row * band + offset);
+      write<Real>(to + row * result_stride + column + offset, softmax ? x * factor[chain] : x - factor[chain], count);
+    });
+  });
+}
+
+// Whole columns, band after band: the second reading comes from the cache.
+template <Operation operation, typename Real, typename Source, typename Result>
+[[gnu::flatten]] void column_backward(const Columns& columns, const void* grad, const void* output, void* result) {
+  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
+  auto* to = static_cast<Result*>(result);
+  const auto [source_stride, grad_stride, result_stride] = columns.stride;
+  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+    constexpr int band = vectors * kLanes<Real>;
+    Vector<Real> total[vectors] = {};
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const std::int64_t at = column + offset;
+      total[chain] += product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
+                                                  read<Real>(y + row * source_stride + at, count, Real(0)));
+      __builtin_prefetch(to + row * result_stride + at, 1);
+    });
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const std::int64_t at = column + offset;
+      const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
+      const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
+      write<Real>(to + row * result_stride + at, gradient_of<operation, Real>(gs, ys, total[chain]), count);
+      __builtin_prefetch(g + row * grad_stride + at + band);
+      __builtin_prefetch(y + row * source_stride + at + band);
+    });
+  });
+}
+
+// keep: the exponentials stay in the tile, for column_end.
+template <bool keep, typename Real, typename Source>
+[[gnu::flatten]] void column_statistics(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum) {
+  const auto* from = static_cast<const Source*>(source);
+  const std::int64_t stride = columns.stride[kSource], tile_stride = columns.tile_stride;
+  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
     Vector<Real> largest[vectors];
     for (int v = 0; v < vectors; ++v) largest[v] = broadcast(-kInfinity<Real>);
-    for_band<Real, vectors>(dim, width, [&](std::int64_t i, int chain) {
-      largest[chain] = larger(largest[chain], load<Vector<Real>>(tile + column + i));
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
+      largest[chain] = larger(largest[chain], x);
+      store(tile + row * tile_stride + column + offset, x);
     });
     for (int v = 0; v < vectors; ++v) store(max + column + v * kLanes<Real>, largest[v]);
   });
-  fold(width, period, max, [](Real a, Real b) { return b > a ? b : a; });
+  fold(columns.width, columns.period, max, [](Real a, Real b) { return b > a ? b : a; });
 
-  for_bands<Real>(width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>) {
+  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto) {
     Vector<Real> shift[vectors], total[vectors] = {};
     for (int v = 0; v < vectors; ++v) {  // as MaxSum::shift
       shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
       shift[v] = shift[v] == -kInfinity<Real> ? Vector<Real>{} : shift[v];
     }
-    for_band<Real, vectors>(dim, width, [&](std::int64_t i, int chain) {
-      const Vector<Real> e = exp<Real>(load<Vector<Real>>(tile + column + i) - shift[chain]);
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      Real* const at = tile + row * tile_stride + column + offset;
+      const Vector<Real> e = exp<Real>(load<Vector<Real>>(at) - shift[chain]);
       total[chain] += e;
-      if constexpr (keep) store(tile + column + i, e);
+      if constexpr (keep) store(at, e);
     });
     for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
   });
-  fold(width, period, sum, [](Real a, Real b) { return a + b; });
+  fold(columns.width, columns.period, sum, [](Real a, Real b) { return a + b; });
 }
 
-template <Operation operation, bool kept, typename Real>
-void column_finish(std::int64_t dim, std::int64_t width, Real* tile, const Real* max, const Real* sum) {
-  for_bands<Real>(width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>) {
+// after_begin: the source is the tile that column_begin has left, with the exponentials of a softmax.
+template <Operation operation, bool after_begin, typename Real, typename Source, typename Result>
+[[gnu::flatten]] void column_finish(const Columns& columns, const void* source, const Real* max, const Real* sum, void* result) {
+  const auto* from = static_cast<const Source*>(source);
+  auto* to = static_cast<Result*>(result);
+  const std::int64_t stride = after_begin ? columns.tile_stride : columns.stride[kSource];
+  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
     Vector<Real> shift[vectors], factor[vectors];
     for (int v = 0; v < vectors; ++v) {
       shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
       factor[v] = factor_of<operation, Real>(load<Vector<Real>>(sum + column + v * kLanes<Real>));
     }
-    for_band<Real, vectors>(dim, width, [&](std::int64_t i, int chain) {
-      const Vector<Real> x = load<Vector<Real>>(tile + column + i);
-      if constexpr (kept) store(tile + column + i, x * factor[chain]);
-      else if constexpr (operation == Operation::softmax)
-        store(tile + column + i, exp<Real>(x - shift[chain]) * factor[chain]);
-      else store(tile + column + i, (x - shift[chain]) - factor[chain]);
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
+      Vector<Real> y;
+      if constexpr (operation == Operation::log_softmax) y = (x - shift[chain]) - factor[chain];
+      else y = (after_begin ? x : exp<Real>(x - shift[chain])) * factor[chain];
+      write<Real>(to + row * columns.stride[kResult] + column + offset, y, count);
     });
   });
 }
 
-template <Operation operation, typename Real>
-void column_products(std::int64_t dim, std::int64_t width, std::int64_t period, const Real* grad, const Real* output,
-                     Real* sum) {
-  for_bands<Real>(width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>) {
+template <Operation operation, typename Real, typename Source>
+[[gnu::flatten]] void column_products(const Columns& columns, const void* grad, const void* output, Real* sum) {
+  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
+  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
     Vector<Real> total[vectors] = {};
-    for_band<Real, vectors>(dim, width, [&](std::int64_t i, int chain) {
-      total[chain] += product_of<operation, Real>(load<Vector<Real>>(grad + column + i),
-                                                  load<Vector<Real>>(output + column + i));
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const std::int64_t at = column + offset;
+      total[chain] += product_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
+                                                  read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)));
     });
     for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
   });
-  fold(width, period, sum, [](Real a, Real b) { return a + b; });
+  fold(columns.width, columns.period, sum, [](Real a, Real b) { return a + b; });
 }
 
-template <Operation operation, typename Real>
-void column_gradient(std::int64_t dim, std::int64_t width, Real* grad, const Real* output, const Real* sum) {
-  for_bands<Real>(width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>) {
+template <Operation operation, typename Real, typename Source, typename Result>
+[[gnu::flatten]] void column_gradient(const Columns& columns, const void* grad, const void* output, const Real* sum, void* result) {
+  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
+  auto* to = static_cast<Result*>(result);
+  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
     Vector<Real> total[vectors];
     for (int v = 0; v < vectors; ++v) total[v] = load<Vector<Real>>(sum + column + v * kLanes<Real>);
-    for_band<Real, vectors>(dim, width, [&](std::int64_t i, int chain) {
-      store(grad + column + i,
-            gradient_of<operation, Real>(load<Vector<Real>>(grad + column + i), load<Vector<Real>>(output + column + i),
-                                         total[chain]));
+    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+      const std::int64_t at = column + offset;
+      write<Real>(to + row * columns.stride[kResult] + at,
+                  gradient_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
+                                               read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)),
+                                               total[chain]),
+                  count);
     });
   });
 }
@@ -327,31 +527,59 @@ void any_packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, R
 }
 
 template <Operation operation, typename Real>
-constexpr OperationKernels<Real> operation_kernels() {
-  return {any_packed_forward<operation, Real>,
-          any_packed_backward<operation, Real>,
-          rows_forward<operation, Real>,
-          rows_backward<operation, Real>,
-          column_statistics<operation == Operation::softmax, Real>,
-          column_statistics<false, Real>,
-          column_finish<operation, operation == Operation::softmax, Real>,
-          column_finish<operation, false, Real>,
-          column_products<operation, Real>,
-          column_gradient<operation, Real>};
+constexpr TileKernels<Real> tile_kernels() {
+  return {any_packed_forward<operation, Real>, any_packed_backward<operation, Real>,
+          column_statistics<operation == Operation::softmax, Real, Real>,
+          column_finish<operation, true, Real, Real, Real>};
+}
+
+template <Operation operation, typename Real, typename Source, typename Result>
+constexpr TypedKernels<Real> typed_kernels() {
+  return {row_forward<operation, Real, Source, Result>,     row_backward<operation, Real, Source, Result>,
+          column_forward<operation, Real, Source, Result>,  column_backward<operation, Real, Source, Result>,
+          row_statistics<Real, Source>,                     row_finish<operation, Real, Source, Result>,
+          row_products<operation, Real, Source>,            row_gradients<operation, Real, Source, Result>,
+          column_statistics<false, Real, Source>,           column_finish<operation, false, Real, Source, Result>,
+          column_products<operation, Real, Source>,         column_gradient<operation, Real, Source, Result>};
+}
+
+template <Operation operation>
+constexpr Typed<float> float_kernels() {
+  Typed<float> table{};
+  const auto at = [&](DType source, DType result) -> TypedKernels<float>& {
+    return table.pair[static_cast<int>(source)][static_cast<int>(result)];
+  };
+  at(DType::float16, DType::float16) = typed_kernels<operation, float, Half, Half>();
+  at(DType::float16, DType::float32) = typed_kernels<operation, float, Half, float>();
+  at(DType::bfloat16, DType::bfloat16) = typed_kernels<operation, float, BFloat16, BFloat16>();
+  at(DType::bfloat16, DType::float32) = typed_kernels<operation, float, BFloat16, float>();
+  at(DType::float32, DType::float16) = typed_kernels<operation, float, float, Half>();
+  at(DType::float32, DType::bfloat16) = typed_kernels<operation, float, float, BFloat16>();
+  at(DType::float32, DType::float32) = typed_kernels<operation, float, float, float>();
+  return table;
+}
+
+template <Operation operation>
+constexpr Typed<double> double_kernels() {
+  Typed<double> table{};
+  table.pair[3][3] = typed_kernels<operation, double, double, double>();
+  return table;
 }
 
 }  // namespace
 
-extern const Kernels<float> kFloatKernels = {
+extern constexpr Kernels<float> kFloatKernels = {
     kLanes<float>,
     {load_window<Half>, load_window<BFloat16>, load_window<float>, nullptr},
     {store_window<Half>, store_window<BFloat16>, store_window<float>, nullptr},
-    {operation_kernels<Operation::softmax, float>(), operation_kernels<Operation::log_softmax, float>()}};
+    {tile_kernels<Operation::softmax, float>(), tile_kernels<Operation::log_softmax, float>()},
+    {float_kernels<Operation::softmax>(), float_kernels<Operation::log_softmax>()}};
 
-extern const Kernels<double> kDoubleKernels = {
+extern constexpr Kernels<double> kDoubleKernels = {
     kLanes<double>,
     {nullptr, nullptr, nullptr, load_window<double>},
     {nullptr, nullptr, nullptr, store_window<double>},
-    {operation_kernels<Operation::softmax, double>(), operation_kernels<Operation::log_softmax, double>()}};
+    {tile_kernels<Operation::softmax, double>(), tile_kernels<Operation::log_softmax, double>()},
+    {double_kernels<Operation::softmax>(), double_kernels<Operation::log_softmax>()}};
 
 }  // namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE

@@ -6,6 +6,7 @@
 // while its exponentials are computed once, and a result that is written over its source does no harm.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "ndsoftmax/types.hpp"
@@ -19,41 +20,70 @@ struct Window {
   std::int64_t row_stride = 0;
   std::int64_t column_stride = 1;
   std::int64_t tile_stride = 0;  // from row to row in the tile
-  bool padded = false;           // loads fill the last vector of each row of the tile
 };
 
-// Kernels of one operation.
+// Rows whose elements are next to one another.
+struct Rows {
+  std::int64_t count = 1;
+  std::int64_t dim = 1;
+  std::array<std::int64_t, kOperands> stride{};  // from row to row
+};
+
+// Neighbouring columns. Those whose numbers are equal modulo `period` are parts of the same row of the softmax.
+struct Columns {
+  std::int64_t dim = 1;
+  std::int64_t width = 1;
+  std::int64_t period = 1;
+  std::int64_t tile_stride = 1;                  // in whole vectors
+  std::array<std::int64_t, kOperands> stride{};  // along dim
+};
+
+// From a tile to itself.
 template <typename Real>
-struct OperationKernels {
+struct TileKernels {
   // Rows that follow each other without a gap, dim <= lanes. Every tile is followed by room for one vector; scratch
   // holds one vector for every row, and twice that for backward.
   void (*packed_forward)(std::int64_t rows, int dim, Real* tile, Real* scratch);
   void (*packed_backward)(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch);
+  // Whole rows of the softmax in columns with a period; begin leaves in the tile what end expects there.
+  void (*column_begin)(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum);
+  void (*column_end)(const Columns& columns, const void* tile, const Real* max, const Real* sum, void* result);
+};
 
-  // Rows of `width` elements, whole vectors, padded with -inf (backward: 0).
-  void (*rows_forward)(std::int64_t rows, std::int64_t width, Real* tile);
-  void (*rows_backward)(std::int64_t rows, std::int64_t width, Real* grad, const Real* output);
+// Of one pair of source and result types.
+template <typename Real>
+struct TypedKernels {
+  // whole rows, whole columns
+  void (*row_forward)(const Rows& rows, const void* source, Real* tile, void* result);
+  void (*row_backward)(const Rows& rows, const void* grad, const void* output, void* result);
+  void (*column_forward)(const Columns& columns, const void* source, Real* tile, void* result);
+  void (*column_backward)(const Columns& columns, const void* grad, const void* output, void* result);
+  // a part of a row: its statistics, and, when those of all parts are combined, the result
+  void (*row_statistics)(std::int64_t dim, const void* source, Real* tile, Real* max, Real* sum);
+  void (*row_finish)(std::int64_t dim, const void* source, Real max, Real sum, void* result);
+  void (*row_products)(std::int64_t dim, const void* grad, const void* output, Real* sum);
+  void (*row_gradient)(std::int64_t dim, const void* grad, const void* output, Real sum, void* result);
+  // parts of columns, likewise; arrays of `width` values, rounded up to whole vectors
+  void (*column_statistics)(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum);
+  void (*column_finish)(const Columns& columns, const void* source, const Real* max, const Real* sum, void* result);
+  void (*column_products)(const Columns& columns, const void* grad, const void* output, Real* sum);
+  void (*column_gradient)(const Columns& columns, const void* grad, const void* output, const Real* sum, void* result);
+};
 
-  // tile[dim][width], width in whole vectors: every column is a row of the softmax, or a part of one. Columns whose
-  // numbers are equal modulo `period` are parts of the same. max and sum hold `width` values, repeated with the period.
-  using Statistics = void(std::int64_t dim, std::int64_t width, std::int64_t period, Real* tile, Real* max, Real* sum);
-  using Finish = void(std::int64_t dim, std::int64_t width, Real* tile, const Real* max, const Real* sum);
-  Statistics* column_begin;       // the tile is the whole of its rows: it may be replaced by exponentials
-  Statistics* column_statistics;  // the tile is a part, and is loaded again for column_finish
-  Finish* column_end;             // after column_begin
-  Finish* column_finish;
-  void (*column_products)(std::int64_t dim, std::int64_t width, std::int64_t period, const Real* grad,
-                          const Real* output, Real* sum);
-  void (*column_gradient)(std::int64_t dim, std::int64_t width, Real* grad, const Real* output, const Real* sum);
+// All pairs of source and result, indexed by DType; null where the two do not go together.
+template <typename Real>
+struct Typed {
+  TypedKernels<Real> pair[4][4];
 };
 
 template <typename Real>
 struct Kernels {
   int lanes;
-  // Indexed by DType; null where the type is not computed in Real.
-  void (*load[4])(const void* memory, const Window& window, Real padding, Real* tile);
+  // Any strides to and from a tile. Indexed by DType; null where the type is not computed in Real.
+  void (*load[4])(const void* memory, const Window& window, Real* tile);
   void (*store[4])(const Real* tile, const Window& window, void* memory);
-  OperationKernels<Real> operation[2];  // indexed by Operation
+  TileKernels<Real> tile[2];  // indexed by Operation
+  Typed<Real> typed[2];
 };
 
 // Of the instruction set that this process uses.

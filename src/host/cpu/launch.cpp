@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <new>
 #include <vector>
@@ -41,19 +42,25 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-// body(offset in the operand, first, count) for each stretch of [range) along the last of `groups`.
+using Offsets = std::array<std::int64_t, kOperands>;
+
+// body(offsets, first, count) for each stretch of the range along the last of `groups`.
 template <typename Body>
-void for_stretches(const Group* groups, int rank, int operand, Range range, const Body& body) {
+void for_stretches(const Group* groups, int rank, Range range, const Body& body) {
   const std::int64_t last_size = rank == 0 ? 1 : groups[rank - 1].size;
-  for (std::int64_t at = range.begin; at < range.end;) {
-    const std::int64_t count = std::min(range.end - at, last_size - at % last_size);
-    std::int64_t offset = 0, index = at;
+  for (std::int64_t first = range.begin; first < range.end;) {
+    const std::int64_t count = std::min(range.end - first, last_size - first % last_size);
+    Offsets offsets{};
+    std::int64_t index = first;
     for (int g = rank - 1; g >= 0; index /= groups[g].size, --g)
-      offset += index % groups[g].size * groups[g].stride[operand];
-    body(offset, at, count);
-    at += count;
+      for (int operand = 0; operand < kOperands; ++operand)
+        offsets[operand] += index % groups[g].size * groups[g].stride[operand];
+    body(offsets, first, count);
+    first += count;
   }
 }
+
+Offsets last_strides(const Group* groups, int rank) { return rank == 0 ? Offsets{} : groups[rank - 1].stride; }
 
 template <typename Real>
 class Launch {
@@ -63,8 +70,10 @@ class Launch {
       : problem_(problem),
         tiling_(make_tiling(problem, plan.vector, plan.regime)),
         kernels_(kernels<Real>()),
-        operation_(kernels_.operation[static_cast<int>(problem.operation)]),
-        memory_{source, grad},
+        tile_kernels_(kernels_.tile[static_cast<int>(problem.operation)]),
+        typed_(typed(problem.source, problem.result)),
+        source_(source),
+        grad_(grad),
         result_(result),
         threads_(problem.elements() < kSerialElements ? 1 : device.threads) {}
 
@@ -76,10 +85,13 @@ class Launch {
 
  private:
   using Shape = Tiling::Shape;
-  // Of the rows of a tile; backward needs the sum alone.
-  using Statistics = std::vector<MaxSum<double>>;
 
   bool forward() const { return problem_.direction == Direction::forward; }
+
+  const TypedKernels<Real>& typed(DType source, DType result) const {
+    return kernels_.typed[static_cast<int>(problem_.operation)]
+        .pair[static_cast<int>(source)][static_cast<int>(result)];
+  }
 
   Range positions(std::int64_t tile) const {
     const std::int64_t begin = tile * tiling_.positions_per_tile;
@@ -91,125 +103,109 @@ class Launch {
     return {begin, std::min(begin + tiling_.dim_per_part, tiling_.dim_size)};
   }
 
-  // Rows of width tiling_.width that a part of dim fills.
-  std::int64_t tile_rows(Range dim) const {
-    return tiling_.shape == Shape::columns ? dim.size()
-                                           : (dim.size() * tiling_.period + tiling_.width - 1) / tiling_.width;
+  const void* source_at(std::int64_t offset) const {
+    return static_cast<const std::byte*>(source_) + offset * size_of(problem_.source);
+  }
+  const void* grad_at(std::int64_t offset) const {
+    return static_cast<const std::byte*>(grad_) + offset * size_of(problem_.source);
+  }
+  void* result_at(std::int64_t offset) const {
+    return static_cast<std::byte*>(result_) + offset * size_of(problem_.result);
   }
 
-  // body(offset in the operand, window, offset in the tile) for all of a tile's pieces.
-  template <typename Body>
-  void for_windows(int operand, Range rows, Range dim, const Body& body) const {
-    const Group* groups = tiling_.positions.data();
-    const std::int64_t stride = tiling_.rank == 0 ? 0 : groups[tiling_.rank - 1].stride[operand];
-    if (tiling_.shape == Shape::packed) {
-      body(rows.begin * problem_.dim.size, Window{.columns = rows.size() * problem_.dim.size}, 0);
-      return;
-    }
-    for_stretches(groups, tiling_.rank, operand, rows, [&](std::int64_t offset, std::int64_t row, std::int64_t count) {
-      const std::int64_t at = row - rows.begin;
-      if (tiling_.shape == Shape::rows) {
-        const Window window{count, problem_.dim.size, stride, 1, tiling_.width, true};
-        body(offset, window, at * tiling_.width);
-      } else if (tiling_.shape == Shape::slab) {
-        body(offset + dim.begin * tiling_.period, Window{.columns = dim.size() * tiling_.period}, 0);
-      } else {
-        const Axis& axis = problem_.dim;
-        const std::int64_t dim_stride = axis.rank == 0 ? 0 : axis.groups[axis.rank - 1].stride[operand];
-        for_stretches(axis.groups.data(), axis.rank, operand, dim,
-                      [&](std::int64_t dim_offset, std::int64_t first, std::int64_t length) {
-                        const Window window{length, count, dim_stride, stride, tiling_.width, false};
-                        body(offset + dim_offset, window, (first - dim.begin) * tiling_.width + at);
-                      });
-      }
-    });
-  }
+  // ---- whole rows
 
-  void load(int operand, Range rows, Range dim, Real* tile) const {
-    const Real padding = forward() ? -std::numeric_limits<Real>::infinity() : Real(0);
-    const auto load = kernels_.load[static_cast<int>(problem_.source)];
-    const auto* memory = static_cast<const std::byte*>(memory_[operand]);
-    if (tiling_.shape == Shape::slab)
-      std::fill(tile + dim.size() * tiling_.period, tile + tile_rows(dim) * tiling_.width, padding);
-    for_windows(operand, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
-      load(memory + offset * size_of(problem_.source), window, padding, tile + at);
-    });
-  }
-
-  void store(const Real* tile, Range rows, Range dim) const {
-    const auto store = kernels_.store[static_cast<int>(problem_.result)];
-    auto* memory = static_cast<std::byte*>(result_);
-    for_windows(kResult, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
-      store(tile + at, window, memory + offset * size_of(problem_.result));
-    });
-  }
-
-  // A tile that holds whole rows.
-  void whole(std::int64_t index) const {
-    auto& [tile, output, packed, max, sum] = Scratch<Real>::of_thread();
-    const Range rows = positions(index), dim = part_of_dim(0);
-    const std::int64_t width = tiling_.width;
-    load(forward() ? kSource : kGrad, rows, dim, tile);
-    if (!forward()) load(kSource, rows, dim, output);
-    switch (tiling_.shape) {
-      case Shape::packed:
-        if (forward()) operation_.packed_forward(rows.size(), static_cast<int>(dim.size()), tile, packed);
-        else operation_.packed_backward(rows.size(), static_cast<int>(dim.size()), tile, output, packed);
-        break;
-      case Shape::rows:
-        if (forward()) operation_.rows_forward(rows.size(), width, tile);
-        else operation_.rows_backward(rows.size(), width, tile, output);
-        break;
-      case Shape::slab:
-      case Shape::columns:
-        if (forward()) {
-          operation_.column_begin(tile_rows(dim), width, tiling_.period, tile, max, sum);
-          operation_.column_end(tile_rows(dim), width, tile, max, sum);
-        } else {
-          operation_.column_products(tile_rows(dim), width, tiling_.period, tile, output, sum);
-          operation_.column_gradient(tile_rows(dim), width, tile, output, sum);
-        }
-    }
-    store(tile, rows, dim);
-  }
-
-  void part_statistics(std::int64_t index, std::int64_t part, MaxSum<double>* statistics) const {
-    auto& [tile, output, packed, max, sum] = Scratch<Real>::of_thread();
-    const Range rows = positions(index), dim = part_of_dim(part);
-    load(forward() ? kSource : kGrad, rows, dim, tile);
-    if (forward()) {
-      operation_.column_statistics(tile_rows(dim), tiling_.width, tiling_.period, tile, max, sum);
+  void whole(std::int64_t tile) const {
+    if (tiling_.shape == Shape::packed) return whole_packed(positions(tile));
+    if (tiling_.shape == Shape::rows) return whole_rows(positions(tile));
+    auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
+    const View view = open(tile, 0);
+    if (tiling_.shape == Shape::columns) {
+      if (forward()) view.kernels.column_forward(view.columns, view.source, output, view.result);
+      else view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
+    } else if (forward()) {
+      tile_kernels_.column_begin(view.columns, view.source, values, max, sum);
+      tile_kernels_.column_end(view.columns, values, max, sum, view.result);
     } else {
-      load(kSource, rows, dim, output);
-      operation_.column_products(tile_rows(dim), tiling_.width, tiling_.period, tile, output, sum);
-      std::fill_n(max, tiling_.period, Real(0));
+      view.kernels.column_products(view.columns, view.grad, view.source, sum);
+      view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
+    }
+    close(view, tile, 0);
+  }
+
+  void whole_packed(Range rows) const {
+    auto& [tile, output, packed, max, sum] = Scratch<Real>::of_thread();
+    const auto load = kernels_.load[static_cast<int>(problem_.source)];
+    const int dim = static_cast<int>(problem_.dim.size);
+    const Window window{.columns = rows.size() * dim};
+    if (forward()) {
+      load(source_at(rows.begin * dim), window, tile);
+      tile_kernels_.packed_forward(rows.size(), dim, tile, packed);
+    } else {
+      load(grad_at(rows.begin * dim), window, tile);
+      load(source_at(rows.begin * dim), window, output);
+      tile_kernels_.packed_backward(rows.size(), dim, tile, output, packed);
+    }
+    kernels_.store[static_cast<int>(problem_.result)](tile, window, result_at(rows.begin * dim));
+  }
+
+  void whole_rows(Range rows) const {
+    const Group* groups = tiling_.positions.data();
+    for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t, std::int64_t count) {
+      const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank)};
+      const void* source = source_at(at[kSource]);
+      void* result = result_at(at[kResult]);
+      if (forward()) typed_.row_forward(stretch, source, Scratch<Real>::of_thread().tile, result);
+      else typed_.row_backward(stretch, grad_at(at[kGrad]), source, result);
+    });
+  }
+
+  // ---- rows in parts
+
+  // Adds what a part says to the statistics of its rows; backward has sums only.
+  void part_statistics(std::int64_t tile, std::int64_t part, MaxSum<double>* statistics) const {
+    auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
+    if (!forward()) std::fill_n(max, tiling_.period, Real(0));
+    if (tiling_.shape == Shape::rows) {
+      const Range dim = part_of_dim(part);
+      const Offsets at = row_part(tile, dim);
+      if (forward()) typed_.row_statistics(dim.size(), source_at(at[kSource]), values, max, sum);
+      else typed_.row_products(dim.size(), grad_at(at[kGrad]), source_at(at[kSource]), sum);
+    } else {
+      const View view = open(tile, part);
+      if (forward()) view.kernels.column_statistics(view.columns, view.source, values, max, sum);
+      else view.kernels.column_products(view.columns, view.grad, view.source, sum);
     }
     for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].combine({max[i], sum[i]});
   }
 
-  void finish_part(std::int64_t index, std::int64_t part, const MaxSum<double>* statistics) const {
-    auto& [tile, output, packed, max, sum] = Scratch<Real>::of_thread();
-    const Range rows = positions(index), dim = part_of_dim(part);
-    for (std::int64_t i = 0; i < tiling_.width; ++i) {
+  void finish_part(std::int64_t tile, std::int64_t part, const MaxSum<double>* statistics) const {
+    auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
+    for (std::int64_t i = 0, width = std::max(tiling_.width, tiling_.period); i < width; ++i) {
       max[i] = static_cast<Real>(statistics[i % tiling_.period].max);
       sum[i] = static_cast<Real>(statistics[i % tiling_.period].sum);
     }
-    load(forward() ? kSource : kGrad, rows, dim, tile);
-    if (forward()) {
-      operation_.column_finish(tile_rows(dim), tiling_.width, tile, max, sum);
-    } else {
-      load(kSource, rows, dim, output);
-      operation_.column_gradient(tile_rows(dim), tiling_.width, tile, output, sum);
+    if (tiling_.shape == Shape::rows) {
+      const Range dim = part_of_dim(part);
+      const Offsets at = row_part(tile, dim);
+      const void* source = source_at(at[kSource]);
+      void* result = result_at(at[kResult]);
+      if (forward()) typed_.row_finish(dim.size(), source, max[0], sum[0], result);
+      else typed_.row_gradient(dim.size(), grad_at(at[kGrad]), source, sum[0], result);
+      return;
     }
-    store(tile, rows, dim);
+    const View view = open(tile, part);
+    if (forward()) view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
+    else view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
+    close(view, tile, part);
   }
 
   // One thread goes through all parts of a tile's rows.
-  void in_parts(std::int64_t index) const {
+  void in_parts(std::int64_t tile) const {
     std::array<MaxSum<double>, kWidestPart> total;
     total.fill(identity());
-    for (std::int64_t part = 0; part < tiling_.parts(); ++part) part_statistics(index, part, total.data());
-    for (std::int64_t part = 0; part < tiling_.parts(); ++part) finish_part(index, part, total.data());
+    for (std::int64_t part = 0; part < tiling_.parts(); ++part) part_statistics(tile, part, total.data());
+    for (std::int64_t part = 0; part < tiling_.parts(); ++part) finish_part(tile, part, total.data());
   }
 
   // All threads share the parts; the statistics are combined in their order, whoever computed them.
@@ -232,11 +228,112 @@ class Launch {
   // Backward sums without a maximum, which is then 0 for all.
   MaxSum<double> identity() const { return forward() ? MaxSum<double>{} : MaxSum<double>{0, 0}; }
 
+  Offsets row_part(std::int64_t row, Range dim) const {
+    Offsets part{};
+    for_stretches(tiling_.positions.data(), tiling_.rank, {row, row + 1},
+                  [&](const Offsets& at, std::int64_t, std::int64_t) { part = at; });
+    for (std::int64_t& offset : part) offset += dim.begin;
+    return part;
+  }
+
+  // ---- columns
+
+  // Columns where they lie in memory, or, if they cannot be read there as vectors, copied to the tile.
+  struct View {
+    bool copied;
+    const TypedKernels<Real>& kernels;
+    Columns columns;
+    const void* source;
+    const void* grad;
+    void* result;
+  };
+
+  bool in_place(Range rows) const {
+    if (tiling_.shape == Shape::slab || problem_.dim.rank > 1) return false;
+    const Offsets stride = last_strides(tiling_.positions.data(), tiling_.rank);
+    const std::int64_t last_size = tiling_.positions[static_cast<std::size_t>(std::max(0, tiling_.rank - 1))].size;
+    return stride[kSource] == 1 && stride[kResult] == 1 && (forward() || stride[kGrad] == 1) &&
+           rows.begin % last_size + rows.size() <= last_size;
+  }
+
+  View open(std::int64_t tile, std::int64_t part) const {
+    auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
+    const Range rows = positions(tile), dim = part_of_dim(part);
+    if (in_place(rows)) {
+      const Offsets dim_stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
+      Offsets at{};
+      for_stretches(tiling_.positions.data(), tiling_.rank, rows,
+                    [&](const Offsets& first, std::int64_t, std::int64_t) { at = first; });
+      for (int operand = 0; operand < kOperands; ++operand) at[operand] += dim.begin * dim_stride[operand];
+      const Columns columns{dim.size(), rows.size(), rows.size(), tiling_.positions_per_tile, dim_stride};
+      return {false, typed_, columns, source_at(at[kSource]), grad_at(at[kGrad]), result_at(at[kResult])};
+    }
+    load(source_, kSource, rows, dim, forward() ? values : output);
+    if (!forward()) load(grad_, kGrad, rows, dim, values);
+    const std::int64_t stride = tile_stride();
+    const bool slab = tiling_.shape == Shape::slab;
+    const Columns columns{slab ? slab_rows(dim) : dim.size(), slab ? stride : rows.size(),
+                          slab ? tiling_.period : rows.size(), stride, {stride, stride, stride}};
+    constexpr DType real = sizeof(Real) == 4 ? DType::float32 : DType::float64;
+    return {true, typed(real, real), columns, forward() ? values : output, values, values};
+  }
+
+  void close(const View& view, std::int64_t tile, std::int64_t part) const {
+    if (!view.copied) return;
+    const auto store = kernels_.store[static_cast<int>(problem_.result)];
+    for_windows(kResult, positions(tile), part_of_dim(part),
+                [&](std::int64_t offset, const Window& window, std::int64_t at) {
+                  store(static_cast<const Real*>(view.result) + at, window, result_at(offset));
+                });
+  }
+
+  void load(const void* memory, Operand operand, Range rows, Range dim, Real* tile) const {
+    const auto load = kernels_.load[static_cast<int>(problem_.source)];
+    if (tiling_.shape == Shape::slab)
+      std::fill(tile + dim.size() * tiling_.period, tile + slab_rows(dim) * tiling_.width,
+                forward() ? -std::numeric_limits<Real>::infinity() : Real(0));
+    for_windows(operand, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
+      load(static_cast<const std::byte*>(memory) + offset * size_of(problem_.source), window, tile + at);
+    });
+  }
+
+  std::int64_t tile_stride() const {
+    return tiling_.shape == Shape::slab ? tiling_.width : tiling_.positions_per_tile;
+  }
+
+  std::int64_t slab_rows(Range dim) const {
+    return (dim.size() * tiling_.period + tiling_.width - 1) / tiling_.width;
+  }
+
+  // body(offset in the operand, window, offset in the tile) for all pieces of a tile.
+  template <typename Body>
+  void for_windows(Operand operand, Range rows, Range dim, const Body& body) const {
+    const Group* groups = tiling_.positions.data();
+    const Axis& axis = problem_.dim;
+    const std::int64_t stride = last_strides(groups, tiling_.rank)[operand];
+    const std::int64_t dim_stride = last_strides(axis.groups.data(), axis.rank)[operand];
+    for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t row, std::int64_t count) {
+      if (tiling_.shape == Shape::slab) {
+        const Window window{.columns = dim.size() * tiling_.period};
+        body(at[operand] + dim.begin * tiling_.period, window, 0);
+        return;
+      }
+      for_stretches(axis.groups.data(), axis.rank, dim,
+                    [&](const Offsets& dim_at, std::int64_t first, std::int64_t length) {
+                      const Window window{length, count, dim_stride, stride, tile_stride()};
+                      body(at[operand] + dim_at[operand], window,
+                           (first - dim.begin) * tile_stride() + row - rows.begin);
+                    });
+    });
+  }
+
   const Problem& problem_;
   const Tiling tiling_;
   const Kernels<Real>& kernels_;
-  const OperationKernels<Real>& operation_;
-  const std::array<const void*, 2> memory_;
+  const TileKernels<Real>& tile_kernels_;
+  const TypedKernels<Real>& typed_;
+  const void* const source_;
+  const void* const grad_;
   void* const result_;
   const int threads_;
 };

@@ -14,7 +14,7 @@ void append(Tiling& tiling, const Axis& axis) {
   tiling.positions_size *= axis.size;
 }
 
-// Rows of the tile times its width, at least four vectors wide and with every column at the same place in each row.
+// The tile is at least four vectors wide, and every column is at the same place in each of its rows.
 void take_slab(Tiling& tiling, std::int64_t period, int lanes) {
   tiling.shape = Tiling::Shape::slab;
   tiling.period = period;
@@ -25,15 +25,12 @@ void take_slab(Tiling& tiling, std::int64_t period, int lanes) {
 
 void take_columns(Tiling& tiling, int lanes) {
   tiling.shape = Tiling::Shape::columns;
-  const std::int64_t all = round_up(tiling.positions_size, lanes);
-  if (tiling.dim_size * 4 * lanes <= kTile) {
-    tiling.width = std::min(all, round_up(std::max<std::int64_t>(kComfortable / tiling.dim_size, 4 * lanes), lanes));
-    tiling.dim_per_part = tiling.dim_size;
-  } else {
-    tiling.width = std::min(all, kWidestPart);
-    tiling.dim_per_part = std::min(tiling.dim_size, kPart / tiling.width);
-  }
-  tiling.positions_per_tile = tiling.period = tiling.width;
+  std::int64_t width = kWidestPart;
+  if (tiling.dim_size * 4 * lanes <= kTile)
+    width = round_up(std::max<std::int64_t>(kComfortable / tiling.dim_size, 4 * lanes), lanes);
+  else
+    tiling.dim_per_part = kPart / width;
+  tiling.positions_per_tile = tiling.period = width;
 }
 
 // dim × inner is one stretch of memory in every operand, narrow enough for a slab and long enough to be worth folding.
@@ -61,10 +58,13 @@ Tiling make_tiling(const Problem& problem, int lanes, Regime regime) {
     case Regime::block:
       tiling.shape = Tiling::Shape::rows;
       tiling.width = round_up(problem.dim.size, lanes);
-      tiling.positions_per_tile = std::max<std::int64_t>(1, kComfortable / tiling.width);
+      tiling.positions_per_tile = std::max<std::int64_t>(1, 4 * kComfortable / tiling.width);
       break;
     case Regime::online:
-    case Regime::split: take_slab(tiling, 1, lanes); break;
+    case Regime::split:
+      tiling.shape = Tiling::Shape::rows;
+      tiling.dim_per_part = kPart;
+      break;
     default:
       if (is_slab(problem, lanes)) {
         take_slab(tiling, problem.inner.size, lanes);

@@ -13,7 +13,7 @@ namespace ndsoftmax::cpu {
 struct Tiling {
   enum class Shape : std::uint8_t {
     packed,   // many rows without gaps between them, several a vector
-    rows,     // whole contiguous rows, one under the other
+    rows,     // contiguous rows, or a part of one
     slab,     // dim × inner is one stretch of memory; the tile takes it as it comes, `period` columns in turn
     columns,  // tile[dim][width]: neighbouring columns, at any strides
   };
@@ -23,8 +23,8 @@ struct Tiling {
   int rank = 0;
   std::int64_t positions_size = 1;
   std::int64_t positions_per_tile = 1;
-  std::int64_t width = 1;   // of a row of the tile, in whole vectors
-  std::int64_t period = 1;  // see kernels.hpp
+  std::int64_t width = 1;   // rows, slab: of a row of the tile, in whole vectors
+  std::int64_t period = 1;  // slab: columns; otherwise positions_per_tile
   std::int64_t dim_size = 1;
   std::int64_t dim_per_part = 1;
 

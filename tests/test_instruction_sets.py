@@ -1,0 +1,35 @@
+"""Every instruction set that the build has CPU kernels for, not only the best one that this machine would choose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ndsoftmax
+import pytest
+
+INFO = ndsoftmax.build_info()
+
+
+@pytest.mark.parametrize(
+    "capability", [name for name in INFO["cpu_instruction_sets"] if name != INFO["cpu_capability"]]
+)
+def test_forward_and_backward(capability: str) -> None:
+    here = Path(__file__).parent
+    script = (
+        "import ndsoftmax, pytest, sys; "
+        f"assert ndsoftmax.build_info()['cpu_capability'] == {capability!r}; "
+        "sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    tests = [str(here / name) for name in ("test_forward.py", "test_backward.py", "test_numbers.py")]
+    result = subprocess.run(
+        [sys.executable, "-c", script, "-q", "-p", "no:cacheprovider", "-k", "cpu", *tests],
+        env={**os.environ, "NDSOFTMAX_CPU_CAPABILITY": capability},
+        cwd=here.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
