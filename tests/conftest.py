@@ -7,8 +7,8 @@ import torch.testing._internal.common_utils  # noqa: F401  loads a Hypothesis pr
 from hypothesis import settings
 from strategies import DEVICES
 
-settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
-settings.register_profile("thorough", max_examples=2000, deadline=None)
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

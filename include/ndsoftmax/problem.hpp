@@ -35,9 +35,9 @@ struct Problem {
   Direction direction = Direction::forward;
   DType source = DType::float32;  // of kSource and kGrad
   DType result = DType::float32;
-  Axis outer;  // steps at least as far as dim does in the result
-  Axis dim;    // what is normalized over
-  Axis inner;  // steps less far than dim does in the result
+  Axis outer;                                 // steps at least as far as dim does in the result
+  Axis dim;                                   // what is normalized over
+  Axis inner;                                 // steps less far than dim does in the result
   std::array<int, kOperands> misalignment{};  // address modulo 16 (bytes)
 
   std::int64_t elements() const { return outer.size * dim.size * inner.size; }

@@ -14,8 +14,10 @@ namespace ndsoftmax {
 template <typename Real>
 NDSOFTMAX_HOST_DEVICE Real exponential(Real x) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(Real) == 4) return expf(x);
-  else return exp(x);
+  if constexpr (sizeof(Real) == 4)
+    return expf(x);
+  else
+    return exp(x);
 #else
   return std::exp(x);
 #endif

@@ -40,9 +40,7 @@ constexpr const char* name_of(Operation operation) {
   return operation == Operation::softmax ? "softmax" : "log_softmax";
 }
 
-constexpr const char* name_of(Direction direction) {
-  return direction == Direction::forward ? "forward" : "backward";
-}
+constexpr const char* name_of(Direction direction) { return direction == Direction::forward ? "forward" : "backward"; }
 
 // The tensors of one call. Forward reads kSource (the input) and writes kResult (the output). Backward reads kGrad
 // (grad_output) and kSource (the output of forward) and writes kResult (grad_input).

@@ -37,7 +37,7 @@ class Plan:
     cluster: int
     grid: int
     splits: int
-    dim_fastest: bool
+    run: int
     shared_bytes: int
     workspace_bytes: int
     passes: int

@@ -58,8 +58,10 @@ void visit_operation(const Problem& problem, Visitor&& visitor) {
 template <int kFirst, int kLast, typename Visitor>
 void visit_int(int value, Visitor&& visitor) {
   if constexpr (kFirst <= kLast) {
-    if (value == kFirst) visitor(std::integral_constant<int, kFirst>{});
-    else visit_int<kFirst + 1, kLast>(value, visitor);
+    if (value == kFirst)
+      visitor(std::integral_constant<int, kFirst>{});
+    else
+      visit_int<kFirst + 1, kLast>(value, visitor);
   } else {
     throw std::logic_error("no kernel is compiled for " + std::to_string(value));
   }

@@ -15,8 +15,4 @@ const Device& device(int index);
 void launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,
             void* result, void* workspace, void* stream);
 
-const char* runtime_version();
-const char* architectures();
-int kernel_instantiations();
-
 }  // namespace ndsoftmax::cuda

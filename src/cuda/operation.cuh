@@ -10,15 +10,20 @@
 namespace ndsoftmax::cuda {
 
 // exp(x) as exact as the result can show. A 16-bit result keeps at most 11 bits: there one multiplication and the
-// hardware's 2^x, wrong by 5e-6 at worst where the result is not yet 0, save most of the instructions. That 2^x knows no
-// denormal numbers, but bfloat16 does; so softmax computes 2^kBias times the exponential, which its sum divides out.
+// hardware's 2^x, wrong by 5e-6 at worst where the result is not yet 0, save most of the instructions. That 2^x knows
+// no denormal numbers, but bfloat16 does; so softmax computes 2^kBias times the exponential, which its sum divides out.
 template <typename Result>
 __device__ __forceinline__ float exponential_for(float x, bool biased) {
   constexpr float kLog2E = 1.44269504f, kBias = 64;
   if constexpr (sizeof(Result) > 2) return expf(x);
+  const float power = fmaf(x, kLog2E, biased ? kBias : 0.0f);
+#if defined(__CUDACC__)
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, kLog2E, biased ? kBias : 0.0f)));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(power));
   return y;
+#else
+  return exp2f(power);
+#endif
 }
 template <typename Result>
 __device__ __forceinline__ double exponential_for(double x, bool) {
@@ -87,18 +92,24 @@ struct Forward {
     Real max, scale;  // softmax: a factor; log_softmax: the logarithm of the sum
 
     __device__ __forceinline__ Real operator()(Term term) const {
-      if constexpr (kLog) return (term - max) - scale;
-      else return term * scale;
+      if constexpr (kLog)
+        return (term - max) - scale;
+      else
+        return term * scale;
     }
     __device__ __forceinline__ Real again(Term x) const {
-      if constexpr (kLog) return (x - max) - scale;
-      else return exponential_for<Result>(x - max, !kLog) * scale;
+      if constexpr (kLog)
+        return (x - max) - scale;
+      else
+        return exponential_for<Result>(x - max, !kLog) * scale;
     }
   };
 
   __device__ __forceinline__ static Finish finish(const State& held, const State& row) {
-    if constexpr (kLog) return {row.max, logarithm(row.sum)};
-    else return {row.max, State::rescale(held.max, row.max) / row.sum};
+    if constexpr (kLog)
+      return {row.max, logarithm(row.sum)};
+    else
+      return {row.max, State::rescale(held.max, row.max) / row.sum};
   }
 
  private:
@@ -148,8 +159,10 @@ struct Backward {
     Real sum;
 
     __device__ __forceinline__ Real operator()(Term term) const {
-      if constexpr (kLog) return term.grad - exponential_for<Result>(term.output, false) * sum;
-      else return term.output * (term.grad - sum);
+      if constexpr (kLog)
+        return term.grad - exponential_for<Result>(term.output, false) * sum;
+      else
+        return term.output * (term.grad - sum);
     }
     __device__ __forceinline__ Real again(Term term) const { return (*this)(term); }
   };

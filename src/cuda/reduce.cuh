@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cooperative_groups.h>
+#include <cuda_runtime.h>
 
 #include "host/tuning.hpp"
 #include "ndsoftmax/state.hpp"
@@ -53,12 +54,35 @@ struct Lanes {
   }
 };
 
+// The dynamic shared memory of the block.
+__device__ __forceinline__ unsigned char* dynamic_shared_memory() {
+#if defined(__CUDACC__)
+  extern __shared__ __align__(16) unsigned char shared[];
+  return shared;
+#else
+  return emulator::dynamic_shared();  // tests/cpp/emulator
+#endif
+}
+
 // Shared memory for N values whose type has a constructor, which __shared__ variables may not.
 template <typename T, int N>
 struct Shared {
   alignas(T) unsigned char bytes[sizeof(T) * N];
   __device__ __forceinline__ T* get() { return reinterpret_cast<T*>(bytes); }
 };
+
+// The combination of at(0), …, at(count - 1): the maximum first, so that each costs one exponential.
+template <typename Real, typename At>
+__device__ __forceinline__ void combine_all(MaxSum<Real>& state, int count, const At& at) {
+  state = {};
+  for (int i = 0; i < count; ++i) state.max = at(i).max > state.max ? at(i).max : state.max;
+  for (int i = 0; i < count; ++i) state.sum += at(i).sum * MaxSum<Real>::rescale(at(i).max, state.max);
+}
+template <typename Real, typename At>
+__device__ __forceinline__ void combine_all(Sum<Real>& state, int count, const At& at) {
+  state = {};
+  for (int i = 0; i < count; ++i) state.sum += at(i).sum;
+}
 
 // Every warp brings a state that its lanes agree on; at most 32 of them.
 template <typename State>

@@ -158,8 +158,9 @@ class Row {
 // A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
 // this function with other teams.
 template <int kVectors, int kRows, typename Operation, typename Exchange>
-__device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row, int row_step,
-                                          int threads_per_row, int lane, const Lanes& team, const Exchange& exchange) {
+__device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
+                                          int row_step, int threads_per_row, int lane, const Lanes& team,
+                                          const Exchange& exchange) {
   using RowOf = Row<Operation, int>;
   constexpr int kVector = RowOf::kVector;
   const int step = threads_per_row * kVector;
@@ -169,8 +170,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     row[r] = RowOf(arguments, first_row + r * row_step);
-    row[r].load(work::first_element(0, threads_per_row, lane, kVector, row[r].phase()), step,
-                arguments.dim, raw[r]);
+    row[r].load(work::first_element(0, threads_per_row, lane, kVector, row[r].phase()), step, arguments.dim, raw[r]);
   }
 
 #pragma unroll

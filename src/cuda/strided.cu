@@ -1,6 +1,6 @@
 // Strided regime: everything whose rows are not runs of neighbouring elements. A column is one softmax; a tile is some
 // columns (neighbours along inner, kVector of them a thread, moved as one vector where strides permit) times dim, cut
-// over threads_along threads. Threads of a tile are laid along whichever of the two runs faster in memory.
+// over threads_along threads. Neighbouring threads are neighbours along whichever of the two runs faster in memory.
 // Held: dim fits in the registers of a block, each element is read once. Otherwise the online softmax, twice; with few
 // columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
 // Any strides, any number of groups on every axis; only kVector > 1 assumes an innermost group of stride 1.
@@ -24,14 +24,14 @@ struct StridedArguments {
   std::int64_t first_block;
   int threads_along;
   int live;  // items that any thread has
-  bool dim_fastest;
+  int run;
   Phase phase;
   Offsets outer_axis, dim_axis, inner_axis;
 };
 
 // The kVector columns a thread works on, and the elements of them that it has: base + item * threads_along + along.
 // kOneGroup: dim is one group, so that a thread steps by a fixed distance.
-template <typename Operation, int kVector, bool kOneGroup>
+template <typename Operation, int kVector, bool kOneGroup, typename Index>
 class Columns {
  public:
   using Source = typename Operation::Source;
@@ -44,7 +44,7 @@ class Columns {
   };
 
   __device__ __forceinline__ Columns(const StridedArguments<Operation>& arguments, std::int64_t column, int along)
-      : arguments_(arguments), along_(along), dim_(column < arguments.columns ? arguments.dim : 0) {
+      : arguments_(arguments), along_(along), dim_(column < arguments.columns ? static_cast<Index>(arguments.dim) : 0) {
     const std::int64_t outer = column < arguments.columns ? column / arguments.inner : 0;
     const std::int64_t inner = column < arguments.columns ? column - outer * arguments.inner : 0;
     const Offsets::Result from = arguments.outer_axis(outer), to = arguments.inner_axis(inner * kVector);
@@ -56,11 +56,11 @@ class Columns {
   }
 
   __device__ __forceinline__ bool exist() const { return dim_ > 0; }
-  __device__ __forceinline__ bool has(std::int64_t base, int item, std::int64_t end) const {
+  __device__ __forceinline__ bool has(Index base, int item, Index end) const {
     return element(base, item) < (end < dim_ ? end : dim_);
   }
 
-  __device__ __forceinline__ Raw load(std::int64_t base, int item) const {
+  __device__ __forceinline__ Raw load(Index base, int item) const {
     const Offsets::Result offset = offset_of(base, item);
     Raw raw;
     raw.source = Vec<Source, kVector>::load(source_ + offset.at[kSource]);
@@ -71,21 +71,21 @@ class Columns {
   __device__ __forceinline__ static void terms(const Raw& raw, bool exists, Term* terms) {
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
-      terms[k] = exists ? Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0)
-                        : Operation::nothing();
+      terms[k] =
+          exists ? Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0) : Operation::nothing();
   }
 
   template <typename Values>
-  __device__ __forceinline__ void store(std::int64_t base, int item, const Values& value) const {
+  __device__ __forceinline__ void store(Index base, int item, const Values& value) const {
     Vec<Result, kVector>::narrowed(value).store(result_ + offset_of(base, item).at[kResult]);
   }
 
  private:
-  __device__ __forceinline__ std::int64_t element(std::int64_t base, int item) const {
+  __device__ __forceinline__ Index element(Index base, int item) const {
     return base + item * arguments_.threads_along + along_;
   }
 
-  __device__ __forceinline__ Offsets::Result offset_of(std::int64_t base, int item) const {
+  __device__ __forceinline__ Offsets::Result offset_of(Index base, int item) const {
     if constexpr (!kOneGroup) return arguments_.dim_axis(element(base, item));
     Offsets::Result offset = arguments_.dim_axis.single(base);
 #pragma unroll
@@ -99,62 +99,50 @@ class Columns {
   Result* result_;
   Offsets::Result step_;
   int along_;
-  std::int64_t dim_;
+  Index dim_;
 };
 
 // Combines the states of the threads along each column, which lie in different lanes and warps.
 struct TileExchange {
-  int columns, threads_along;
-  bool dim_fastest;
+  int columns;  // of the tile, in vectors
   work::TileThread thread;
   Lanes team;
+  int teams;
 
   template <typename Arguments>
   __device__ __forceinline__ explicit TileExchange(const Arguments& arguments)
       : columns(blockDim.x / arguments.threads_along),
-        threads_along(arguments.threads_along),
-        dim_fastest(arguments.dim_fastest),
-        thread(work::tile_thread(threadIdx.x, columns, threads_along, dim_fastest)) {
-    if (dim_fastest) team = {min(threads_along, kWarp), 1};
-    else team = {max(1, min(threads_along, kWarp / columns)), min(columns, kWarp)};
-  }
+        thread(work::tile_thread(threadIdx.x, arguments.run, arguments.threads_along)),
+        team{min(arguments.threads_along, kWarp / arguments.run), arguments.run},
+        teams(arguments.threads_along / team.lanes) {}
 
-  // Every lane of a team brings the team's states; dynamic shared memory holds those of all teams and the result.
+  // Every lane of a team brings the team's states; those of all teams meet in dynamic shared memory.
   template <int kVector, typename State>
   __device__ __forceinline__ void operator()(State (&state)[kVector]) const {
-    const int teams = threads_along / team.lanes;
     if (teams == 1) return;
-    extern __shared__ __align__(16) unsigned char shared[];
-    State* partial = reinterpret_cast<State*>(shared);
-    const int width = columns * kVector;
-    State* whole = partial + teams * width;
-    __syncthreads();  // an earlier exchange may still be read
+    State* of_teams = reinterpret_cast<State*>(dynamic_shared_memory());
+    const int width = columns * kVector, column = thread.column * kVector;
     if (thread.along % team.lanes == 0) {
 #pragma unroll
-      for (int k = 0; k < kVector; ++k)
-        partial[thread.along / team.lanes * width + thread.column * kVector + k] = state[k];
-    }
-    __syncthreads();
-    for (int column = threadIdx.x; column < width; column += blockDim.x) {
-      State sum = partial[column];
-      for (int i = 1; i < teams; ++i) sum.combine(partial[i * width + column]);
-      whole[column] = sum;
+      for (int k = 0; k < kVector; ++k) of_teams[thread.along / team.lanes * width + column + k] = state[k];
     }
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) state[k] = whole[thread.column * kVector + k];
+    for (int k = 0; k < kVector; ++k)
+      combine_all(state[k], teams, [&](int i) { return of_teams[i * width + column + k]; });
   }
 };
 
 template <typename Operation, int kVector, bool kOneGroup>
-__global__ void __launch_bounds__(tuning::kStridedMaxBlock) held_tile(const StridedArguments<Operation> arguments) {
-  using ColumnsOf = Columns<Operation, kVector, kOneGroup>;
+__global__ void __launch_bounds__(tuning::kStridedMaxBlock, tuning::kStridedMinBlocks)
+    held_tile(const StridedArguments<Operation> arguments) {
+  using ColumnsOf = Columns<Operation, kVector, kOneGroup, int>;
   constexpr int kItems = tuning::strided_items(sizeof(typename Operation::Source), Operation::kDirection, kVector);
 
   const TileExchange exchange(arguments);
   const ColumnsOf columns(arguments, (arguments.first_block + blockIdx.x) * exchange.columns + exchange.thread.column,
                           exchange.thread.along);
-  const auto has = [&](int item) { return columns.has(0, item, arguments.dim); };
+  const auto has = [&](int item) { return columns.has(0, item, static_cast<int>(arguments.dim)); };
 
   typename ColumnsOf::Raw raw[kItems];
 #pragma unroll
@@ -186,7 +174,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) held_tile(const Stri
 
 template <typename Operation, int kVector, bool kOneGroup>
 __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const StridedArguments<Operation> arguments) {
-  using ColumnsOf = Columns<Operation, kVector, kOneGroup>;
+  using ColumnsOf = Columns<Operation, kVector, kOneGroup, std::int64_t>;
   using Term = typename Operation::Term;
   constexpr int kUnroll = tuning::kOnlineVectors;
 
@@ -196,8 +184,8 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
   const std::int64_t column = tile * exchange.columns + exchange.thread.column;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
   const work::Part part = work::part_of(arguments.dim, split, arguments.splits, 1);
-  const std::int64_t step = static_cast<std::int64_t>(exchange.threads_along) * kUnroll;
-  const auto load = [&](std::int64_t base, typename ColumnsOf::Raw (&raw)[kUnroll]) {
+  const std::int64_t step = static_cast<std::int64_t>(arguments.threads_along) * kUnroll;
+  const auto load = [&](std::int64_t base, typename ColumnsOf::Raw(&raw)[kUnroll]) {
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i)
       if (columns.has(base, i, part.end)) raw[i] = columns.load(base, i);
@@ -210,13 +198,12 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
       load(base, raw);
       Term terms[kUnroll * kVector];
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i)
-        columns.terms(raw[i], columns.has(base, i, part.end), terms + i * kVector);
+      for (int i = 0; i < kUnroll; ++i) columns.terms(raw[i], columns.has(base, i, part.end), terms + i * kVector);
 #pragma unroll
       for (int k = 0; k < kVector; ++k) Operation::template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
     }
   } else if (columns.exist()) {
-    for (std::int64_t i = exchange.thread.along; i < arguments.splits; i += exchange.threads_along)
+    for (std::int64_t i = exchange.thread.along; i < arguments.splits; i += arguments.threads_along)
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
         state[k].combine(arguments.states[(column * kVector + k) * arguments.splits + i]);
@@ -227,8 +214,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
   if (arguments.phase == Phase::statistics) {
     if (exchange.thread.along == 0 && columns.exist())
 #pragma unroll
-      for (int k = 0; k < kVector; ++k)
-        arguments.states[(column * kVector + k) * arguments.splits + split] = state[k];
+      for (int k = 0; k < kVector; ++k) arguments.states[(column * kVector + k) * arguments.splits + split] = state[k];
     return;
   }
 
@@ -264,7 +250,7 @@ void launch_tiles(const Problem& problem, const Plan& plan, const Pointers& poin
   arguments.splits = plan.splits;
   arguments.threads_along = plan.threads_per_row;
   arguments.live = plan.items;
-  arguments.dim_fastest = plan.dim_fastest;
+  arguments.run = plan.run;
   arguments.outer_axis = offsets_of(problem.outer);
   arguments.dim_axis = offsets_of(problem.dim);
   arguments.inner_axis = offsets_of(problem.inner);
@@ -284,9 +270,12 @@ void launch_tiles(const Problem& problem, const Plan& plan, const Pointers& poin
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
     constexpr int kVector = tuning::strided_vector(sizeof(typename Operation::Source));
-    if (plan.vector == kVector) launch_tiles<Operation, kVector, true>(problem, plan, pointers, stream);
-    else if (problem.dim.rank <= 1) launch_tiles<Operation, 1, true>(problem, plan, pointers, stream);
-    else launch_tiles<Operation, 1, false>(problem, plan, pointers, stream);
+    if (plan.vector == kVector)
+      launch_tiles<Operation, kVector, true>(problem, plan, pointers, stream);
+    else if (problem.dim.rank <= 1)
+      launch_tiles<Operation, 1, true>(problem, plan, pointers, stream);
+    else
+      launch_tiles<Operation, 1, false>(problem, plan, pointers, stream);
   });
 }
 

@@ -22,9 +22,23 @@ __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162floa
 
 template <typename T>
 __device__ __forceinline__ T narrow(Accumulator<T> x) {
-  if constexpr (sizeof(T) > 2) return x;
-  else if constexpr (std::is_same_v<T, __half>) return __float2half_rn(x);
-  else return __float2bfloat16_rn(x);
+  if constexpr (sizeof(T) > 2)
+    return x;
+  else if constexpr (std::is_same_v<T, __half>)
+    return __float2half_rn(x);
+  else
+    return __float2bfloat16_rn(x);
+}
+
+// In PTX, because the compiler takes some assignments of a uint4 apart.
+__device__ __forceinline__ void store_16_bytes(void* to, const unsigned* words) {
+#if defined(__CUDACC__)
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+#else
+  *static_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+#endif
 }
 
 template <typename T, int N>
@@ -56,31 +70,36 @@ struct Vec {
   }
 
   __device__ __forceinline__ void store(T* to) const {
-    if constexpr (kBytes == 2) *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(words[0]);
-    else if constexpr (kBytes == 4) *reinterpret_cast<unsigned*>(to) = words[0];
-    else if constexpr (kBytes == 8) *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    if constexpr (kBytes == 2)
+      *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(words[0]);
+    else if constexpr (kBytes == 4)
+      *reinterpret_cast<unsigned*>(to) = words[0];
+    else if constexpr (kBytes == 8)
+      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
     else {
 #pragma unroll
-      for (int i = 0; i < kBytes / 16; ++i)
-        // in PTX, because the compiler takes some assignments of a uint4 apart
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to + i * 16 / sizeof(T))),
-                     "r"(words[4 * i]), "r"(words[4 * i + 1]), "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
-                     : "memory");
+      for (int i = 0; i < kBytes / 16; ++i) store_16_bytes(to + i * 16 / sizeof(T), words + 4 * i);
     }
   }
 
   __device__ __forceinline__ Accumulator<T> widened(int k) const {
-    if constexpr (sizeof(T) == 8) return __hiloint2double(static_cast<int>(words[2 * k + 1]), static_cast<int>(words[2 * k]));
-    else if constexpr (sizeof(T) == 4) return __uint_as_float(words[k]);
-    else if constexpr (std::is_same_v<T, __half>) return __half2float(get(k));
-    else return __uint_as_float(k % 2 == 0 ? words[k / 2] << 16 : words[k / 2] & 0xffff0000u);  // a float's upper half
+    if constexpr (sizeof(T) == 8)
+      return __hiloint2double(static_cast<int>(words[2 * k + 1]), static_cast<int>(words[2 * k]));
+    else if constexpr (sizeof(T) == 4)
+      return __uint_as_float(words[k]);
+    else if constexpr (std::is_same_v<T, __half>)
+      return __half2float(get(k));
+    else
+      return __uint_as_float(k % 2 == 0 ? words[k / 2] << 16 : words[k / 2] & 0xffff0000u);  // a float's upper half
   }
 
   // 16-bit elements
   __device__ __forceinline__ T get(int k) const {
     const auto bits = static_cast<unsigned short>(words[k / 2] >> (k % 2 * 16));
-    if constexpr (std::is_same_v<T, __half>) return __ushort_as_half(bits);
-    else return __ushort_as_bfloat16(bits);
+    if constexpr (std::is_same_v<T, __half>)
+      return __ushort_as_half(bits);
+    else
+      return __ushort_as_bfloat16(bits);
   }
 
   // Element k from memory; the others keep their values.
@@ -97,8 +116,10 @@ struct Vec {
 
   // Element k to memory.
   __device__ __forceinline__ void extract(int k, T* to) const {
-    if constexpr (sizeof(T) == 2) *to = get(k);
-    else *to = widened(k);
+    if constexpr (sizeof(T) == 2)
+      *to = get(k);
+    else
+      *to = widened(k);
   }
 
   // From values(0), …, values(N - 1).
@@ -111,8 +132,10 @@ struct Vec {
     } else {
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        if constexpr (sizeof(T) == 2) vec.words[0] = pair(values(k), 0);
-        else if constexpr (sizeof(T) == 4) vec.words[k] = __float_as_uint(values(k));
+        if constexpr (sizeof(T) == 2)
+          vec.words[0] = pair(values(k), 0);
+        else if constexpr (sizeof(T) == 4)
+          vec.words[k] = __float_as_uint(values(k));
         else {
           const double value = values(k);
           vec.words[2 * k] = static_cast<unsigned>(__double2loint(value));

@@ -1,8 +1,9 @@
 // Warp regime: contiguous rows of at most 1024 elements; the row, rounded up to a power of two, is the template
 // parameter. Teams of 1 to 32 lanes hold a row each, or a few, as 16-byte vectors in registers; shuffles reduce.
 // Each element is read once and written once, by one thread, in neighbouring vectors across the team.
-// Rows of which 16 bytes hold no whole number, and which are short, are staged instead: a block copies its rows into
-// shared memory as one run of vectors, and each thread takes whole rows from there. Assumes nothing else.
+// Rows that do not start on 16 bytes, but follow each other without gaps, are staged instead: a block copies some of
+// them into shared memory as one run of vectors, teams of lanes take neighbouring elements from there and put results
+// back, and the block copies those out as one run. Memory sees whole vectors only. Assumes nothing else.
 #include "cuda/dispatch.cuh"
 
 namespace ndsoftmax::cuda {
@@ -14,8 +15,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
   constexpr tuning::WarpLayout kLayout = tuning::warp_layout(kLog2Dim, kVector);
   constexpr int kGroups = tuning::kWarpBlock / kLayout.lanes;
   const int group = threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
-  const std::int64_t row =
-      work::row(arguments.first_block + blockIdx.x, kGroups * kLayout.rows, group, kGroups, 0);
+  const std::int64_t row = work::row(arguments.first_block + blockIdx.x, kGroups * kLayout.rows, group, kGroups, 0);
   hold_rows<kLayout.vectors, kLayout.rows>(arguments, row, kGroups, kLayout.lanes, lane, Lanes{kLayout.lanes},
                                            WarpExchange{});
 }
@@ -36,16 +36,16 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   constexpr bool kBackward = Operation::kDirection == Direction::backward;
-  constexpr int kDim = 1 << kLog2Dim;
+  constexpr int kLanes = tuning::staged_lanes(kLog2Dim), kItems = (1 << kLog2Dim) / kLanes;
+  constexpr int kTeams = tuning::kWarpBlock / kLanes;
 
-  extern __shared__ __align__(16) unsigned char shared[];
   const int dim = static_cast<int>(arguments.dim);
-  const int rows_per_block = tuning::staged_rows_per_block(dim, sizeof(Source));
+  const int rows_per_block = tuning::staged_rows_per_block(kLog2Dim, dim, sizeof(Source), sizeof(Result));
   const std::int64_t first = (arguments.first_block + blockIdx.x) * rows_per_block;
   const int rows = static_cast<int>(min(static_cast<std::int64_t>(rows_per_block), arguments.rows - first));
 
   // results replace what the same thread has read, where they have the same size
-  Source* source = reinterpret_cast<Source*>(shared);
+  Source* source = reinterpret_cast<Source*>(dynamic_shared_memory());
   Source* grad = source + rows_per_block * dim;
   Result* result = sizeof(Source) == sizeof(Result)
                        ? reinterpret_cast<Result*>(source)
@@ -54,18 +54,26 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   if constexpr (kBackward) copy(arguments.grad + first * dim, grad, rows * dim);
   __syncthreads();
 
-  for (int row = threadIdx.x; row < rows; row += tuning::kWarpBlock) {
-    typename Operation::Term terms[kDim];
+  const int lane = threadIdx.x % kLanes;
+  for (int turn = 0; turn < rows_per_block; turn += kTeams) {
+    const int row = turn + threadIdx.x / kLanes;
+    const bool exists = row < rows;
+    typename Operation::Term terms[kItems];
 #pragma unroll
-    for (int i = 0; i < kDim; ++i) {
-      const int at = row * dim + i;
-      terms[i] = i < dim ? Operation::term(widen(source[at]), kBackward ? widen(grad[at]) : 0) : Operation::nothing();
+    for (int item = 0; item < kItems; ++item) {
+      if (item >= arguments.live) break;
+      const int element = item * kLanes + lane, at = row * dim + element;
+      terms[item] = exists && element < dim ? Operation::term(widen(source[at]), kBackward ? widen(grad[at]) : 0)
+                                            : Operation::nothing();
     }
-    const auto state = Operation::template reduce<1, kDim, kDim>(terms, 1, Lanes{1});
+    const auto state = Operation::template reduce<kItems, 1, 1>(terms, arguments.live, Lanes{kLanes});
     const auto finish = Operation::finish(state, state);
 #pragma unroll
-    for (int i = 0; i < kDim; ++i)
-      if (i < dim) result[row * dim + i] = narrow<Result>(finish(terms[i]));
+    for (int item = 0; item < kItems; ++item) {
+      if (item >= arguments.live) break;
+      const int element = item * kLanes + lane;
+      if (exists && element < dim) result[row * dim + element] = narrow<Result>(finish(terms[item]));
+    }
   }
   __syncthreads();
   copy(result, arguments.result + first * dim, rows * dim);
@@ -77,7 +85,7 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
   visit_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     if (plan.staged) {
-      visit_int<0, tuning::kStagedMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
+      visit_int<1, tuning::kWarpMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
         launch_grid(staged_rows<Operation, log2_dim>, arguments, plan, plan.grid, stream);
       });
     } else {

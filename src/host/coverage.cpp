@@ -29,8 +29,7 @@ class Counts {
   }
   void columns(std::int64_t first, int vector, std::int64_t element) {
     const std::int64_t outer = first / problem_.inner.size, inner = first % problem_.inner.size;
-    for (int k = 0; k < vector; ++k)
-      ++counts_[(outer * problem_.dim.size + element) * problem_.inner.size + inner + k];
+    for (int k = 0; k < vector; ++k) ++counts_[(outer * problem_.dim.size + element) * problem_.inner.size + inner + k];
   }
   std::vector<std::uint8_t> take() { return std::move(counts_); }
 
@@ -56,11 +55,15 @@ void walk_held_rows(const Problem& problem, const Plan& plan, Counts& counts) {
       }
 }
 
-void walk_staged_rows(const Problem& problem, const Plan& plan, Counts& counts) {
+void walk_staged_rows(const Plan& plan, Counts& counts) {
+  const int teams = plan.block / plan.threads_per_row;
   for (std::int64_t block = 0; block < plan.grid; ++block)
-    for (int thread = 0; thread < plan.block; ++thread)
-      for (int row = thread; row < plan.rows_per_block; row += plan.block)
-        counts.row_elements(block * plan.rows_per_block + row, 0, static_cast<int>(problem.dim.size));
+    for (int turn = 0; turn < plan.rows_per_block; turn += teams)
+      for (int thread = 0; thread < plan.block; ++thread)
+        for (int item = 0; item < plan.items; ++item) {
+          const int element = item * plan.threads_per_row + thread % plan.threads_per_row;
+          counts.row_elements(block * plan.rows_per_block + turn + thread / plan.threads_per_row, element, 1);
+        }
 }
 
 void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) {
@@ -80,7 +83,7 @@ void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
   for (std::int64_t block = 0; block < plan.grid; ++block)
     for (int index = 0; index < plan.block; ++index) {
-      const work::TileThread thread = work::tile_thread(index, width, along, plan.dim_fastest);
+      const work::TileThread thread = work::tile_thread(index, plan.run, along);
       const std::int64_t column = block / plan.splits * width + thread.column;
       if (column >= columns) continue;
       const work::Part part = work::part_of(problem.dim.size, block % plan.splits, plan.splits, 1);
@@ -97,7 +100,12 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
   switch (plan.regime) {
     case Regime::warp:
     case Regime::block:
-    case Regime::cluster: (plan.staged ? walk_staged_rows : walk_held_rows)(problem, plan, counts); break;
+    case Regime::cluster:
+      if (plan.staged)
+        walk_staged_rows(plan, counts);
+      else
+        walk_held_rows(problem, plan, counts);
+      break;
     case Regime::online:
     case Regime::split: walk_online_rows(problem, plan, counts); break;
     case Regime::strided: walk_tiles(problem, plan, counts); break;

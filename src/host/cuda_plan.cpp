@@ -15,12 +15,12 @@ namespace {
 using tuning::kWarp;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-std::int64_t power_of_two_from(std::int64_t x) { return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(x))); }
+std::int64_t power_of_two_from(std::int64_t x) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(x)));
+}
 int log2_up(std::int64_t x) { return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(x - 1))); }
 
-bool uses(const Problem& problem, int operand) {
-  return operand != kGrad || problem.direction == Direction::backward;
-}
+bool uses(const Problem& problem, int operand) { return operand != kGrad || problem.direction == Direction::backward; }
 
 int bytes_of(const Problem& problem, int operand) {
   return size_of(operand == kResult ? problem.result : problem.source);
@@ -29,10 +29,10 @@ int bytes_of(const Problem& problem, int operand) {
 // What the row regimes need to know of a problem with contiguous rows.
 struct Rows {
   std::int64_t count, dim;
-  int vector;             // elements of 16 bytes
-  std::int64_t vectors;   // that cover the longest row, wherever it starts
-  bool aligned;           // every row starts on 16 bytes
-  int held;               // vectors that a thread of the block and cluster regimes holds
+  int vector;            // elements of 16 bytes
+  std::int64_t vectors;  // that cover the longest row, wherever it starts
+  bool aligned;          // every row starts on 16 bytes
+  int held;              // vectors that a thread of the block and cluster regimes holds
   int state_bytes;
 };
 
@@ -74,7 +74,7 @@ bool rows_are_vectors(const Problem& problem) {
 
 // Staging needs rows without gaps that start on 16 bytes as a whole; it pays where single rows do not.
 bool should_stage(const Problem& problem, const Rows& rows) {
-  if (log2_up(problem.dim.size) > tuning::kStagedMaxLog2Dim || !problem.packed_rows()) return false;
+  if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
   for (int operand = 0; operand < kOperands; ++operand)
     if (uses(problem, operand) && problem.misalignment[operand] != 0) return false;
   return problem.dim.size % rows.vector != 0;
@@ -99,16 +99,17 @@ Plan row_plan(Regime regime, const Rows& rows, std::int64_t threads_per_row) {
 Offer offer_warp(const Problem& problem, const Rows& rows) {
   Plan plan;
   if (should_stage(problem, rows)) {
-    const int dim = static_cast<int>(problem.dim.size);
+    const int dim = static_cast<int>(problem.dim.size), bytes = size_of(problem.source);
     const int sources = problem.direction == Direction::backward ? 2 : 1;
-    const bool in_place = problem.source == problem.result;
+    const bool in_place = bytes == size_of(problem.result);
     plan.staged = true;
-    plan.log2_dim = log2_up(dim);
+    plan.log2_dim = std::max(1, log2_up(dim));
     plan.vector = rows.vector;
-    plan.rows_per_block = tuning::staged_rows_per_block(dim, size_of(problem.source));
-    plan.shared_bytes = plan.rows_per_block * dim *
-                        (sources * size_of(problem.source) + (in_place ? 0 : size_of(problem.result)));
-    plan.why = "short rows that 16 bytes do not divide: whole rows a thread, through shared memory";
+    plan.threads_per_row = tuning::staged_lanes(plan.log2_dim);
+    plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row));
+    plan.rows_per_block = tuning::staged_rows_per_block(plan.log2_dim, dim, bytes, size_of(problem.result));
+    plan.shared_bytes = plan.rows_per_block * dim * (sources * bytes + (in_place ? 0 : size_of(problem.result)));
+    plan.why = "rows that do not start on 16 bytes: a run of them, through shared memory";
   } else {
     const std::int64_t covered = rows.aligned ? problem.dim.size : rows.vectors * rows.vector;
     if (covered > 1 << tuning::kWarpMaxLog2Dim) return {{}, "a warp holds rows of at most 1024 elements"};
@@ -204,28 +205,30 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.regime = Regime::strided;
   plan.vector = tuning::strided_vector(bytes);
   if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
-  plan.dim_fastest = problem.inner.size == 1;
 
+  // Neighbouring threads share a line of memory along the columns, or a sector at least, or all columns there are;
+  // where no dimension runs faster than dim, they are neighbours along dim.
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
-  // columns of a tile: a sector of memory at least, unless there are not so many, or dim is what neighbours share
-  const std::int64_t sector = std::max(1, tuning::kSectorBytes / (bytes * plan.vector));
-  const std::int64_t narrowest = plan.dim_fastest ? 1 : std::min(sector, power_of_two_from(columns));
-  std::int64_t along = power_of_two_from(
-      divide_up(problem.dim.size, tuning::strided_items(bytes, problem.direction, plan.vector)));
-  std::int64_t width;
-  if (along * narrowest <= tuning::kStridedMaxBlock) {
-    width = std::max(narrowest, architecture.strided_block / along);
-    // rather more blocks than full ones
-    while (width > narrowest && divide_up(columns, width) < 2 * device.multiprocessors) width /= 2;
+  const std::int64_t together = power_of_two_from(problem.inner.size / plan.vector);
+  const auto run_of = [&](int memory) {
+    return std::clamp<std::int64_t>(memory / (bytes * plan.vector), 1, std::min<std::int64_t>(together, kWarp));
+  };
+  const int items = tuning::strided_items(bytes, problem.direction, plan.vector);
+  std::int64_t along = power_of_two_from(divide_up(problem.dim.size, items));
+  std::int64_t run = run_of(tuning::kLineBytes), width = run;
+  if (along * run_of(tuning::kSectorBytes) <= tuning::kStridedMaxBlock) {
+    run = std::min(run, tuning::kStridedMaxBlock / along);
+    width = std::max(run, architecture.strided_block / along);
+    while (width > run && divide_up(columns, width) < 2 * device.multiprocessors) width /= 2;  // rather more blocks
     width = std::max(width, kWarp / along);
     plan.items = static_cast<int>(divide_up(problem.dim.size, along));
-    plan.why = plan.dim_fastest ? "rows whose elements are not neighbours, or not aligned alike; a tile holds whole ones"
-                                : "another dimension runs faster than dim; a tile of columns holds all of dim";
+    plan.why = problem.inner.size == 1
+                   ? "rows whose elements are not neighbours, or not aligned alike; a tile holds whole ones"
+                   : "another dimension runs faster than dim; a tile of columns holds all of dim";
   } else {
     plan.passes = 2;
     plan.items = tuning::kOnlineVectors;
-    width = plan.dim_fastest ? 1 : std::min(2 * narrowest, power_of_two_from(columns));
-    along = architecture.strided_block / width;
+    along = architecture.strided_online_block / width;
     const std::int64_t tiles = divide_up(columns, width);
     const std::int64_t room = device.multiprocessors * architecture.blocks_per_sm;
     const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
@@ -233,16 +236,15 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
                                : "dim is longer than a tile: online softmax over columns, then a second pass";
   }
+  plan.run = static_cast<int>(run);
   plan.threads_per_row = static_cast<int>(along);
   plan.rows_per_block = static_cast<int>(width * plan.vector);
   plan.block = static_cast<int>(along * width);
   plan.grid = divide_up(columns, width) * plan.splits;
 
-  // teams of lanes meet in shared memory: their states, and the result
-  const std::int64_t lanes = plan.dim_fastest ? std::min<std::int64_t>(along, kWarp)
-                                              : std::clamp<std::int64_t>(kWarp / width, 1, along);
-  const std::int64_t teams = along / lanes;
-  if (teams > 1) plan.shared_bytes = static_cast<int>((teams + 1) * plan.rows_per_block * state_bytes(problem));
+  // the lanes of a warp that share a column are a team; the states of teams meet in shared memory
+  const std::int64_t teams = along / std::min(along, kWarp / run);
+  if (teams > 1) plan.shared_bytes = static_cast<int>(teams * plan.rows_per_block * state_bytes(problem));
   if (plan.splits > 1) plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
   return plan;
 }

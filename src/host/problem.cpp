@@ -35,7 +35,7 @@ Axis merge(Groups groups, const char* name) {
     } else {
       if (axis.rank == kMaxGroups)
         throw std::runtime_error(std::string("the ") + name + " dimensions step through memory in more than " +
-                                    std::to_string(kMaxGroups) + " unrelated ways; make the tensor contiguous first");
+                                 std::to_string(kMaxGroups) + " unrelated ways; make the tensor contiguous first");
       axis.groups[axis.rank++] = group;
     }
   }
@@ -67,7 +67,7 @@ void check_dtypes(DType source, DType result, Direction direction) {
   const DType wide = direction == Direction::forward ? result : source;
   if (!same && !(wide == DType::float32 && size_of(narrow) == 2))
     throw std::runtime_error(std::string("a ") + name_of(source) + " source and a " + name_of(result) +
-                                " result do not go together: they must be equal, or 16-bit with float32");
+                             " result do not go together: they must be equal, or 16-bit with float32");
 }
 
 void check_shape(const TensorView& a, const TensorView& b) {
@@ -105,8 +105,7 @@ Problem make_problem(Operation operation, const TensorView& source, const Tensor
   problem.source = source.dtype;
   problem.result = result.dtype;
   check_dtypes(source.dtype, result.dtype, problem.direction);
-  if (grad && grad->dtype != source.dtype)
-    throw std::runtime_error("grad_output and output must have the same dtype");
+  if (grad && grad->dtype != source.dtype) throw std::runtime_error("grad_output and output must have the same dtype");
   problem.misalignment = {misalignment_of(&source), misalignment_of(grad), misalignment_of(&result)};
 
   const std::vector<bool> chosen = softmax_dims(dims, source.rank);

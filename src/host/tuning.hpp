@@ -15,6 +15,8 @@
 namespace ndsoftmax::tuning {
 
 inline constexpr int kVectorBytes = 16;  // the widest access that every architecture since sm_75 has
+inline constexpr int kLineBytes = 128;   // of L1: a load of a warp takes a turn for every four lines it touches
+inline constexpr int kSectorBytes = 32;  // what memory moves at least
 
 // 4-byte registers in which a thread holds its part of a row. With addresses and temporaries a kernel stays under 64
 // registers, so that even blocks of 1024 threads fit, and smaller ones fill half of a multiprocessor's threads.
@@ -34,15 +36,24 @@ constexpr int held_vectors(int source_bytes, Direction direction) {
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
-inline constexpr int kWarpBlock = 128;        // small blocks retire and refill smoothly
-inline constexpr int kWarpVectors = 4;        // 64 bytes in flight a thread: enough at half occupancy
-inline constexpr int kStagedMaxLog2Dim = 5;   // past 32 elements the partial vectors at a row's ends cost little
-inline constexpr int kStagedBytes = 8 * 1024; // of input a block: 16 blocks fit on a multiprocessor of 164 KiB and up
+inline constexpr int kWarpBlock = 128;         // small blocks retire and refill smoothly
+inline constexpr int kWarpVectors = 4;         // 64 bytes in flight a thread: enough at half occupancy
+inline constexpr int kStagedBytes = 8 * 1024;  // of input a block: 16 blocks fit on a multiprocessor of 164 KiB and up
+inline constexpr int kStagedItems = 16;        // elements a lane takes from shared memory before more lanes share a row
 
-// A multiple of the block, so that a block's rows begin on 16 bytes.
-constexpr int staged_rows_per_block(int dim, int source_bytes) {
-  const int turns = kStagedBytes / (kWarpBlock * dim * source_bytes);
-  return kWarpBlock * (turns > 1 ? turns : 1);
+// Lanes that share a staged row of up to 2^log2_dim elements.
+constexpr int staged_lanes(int log2_dim) {
+  const int lanes = (1 << log2_dim) / kStagedItems;
+  return lanes < 1 ? 1 : lanes > kWarp ? kWarp : lanes;
+}
+
+// Rows that a block stages: a whole number of turns of its teams, and of 16-byte vectors of source and result.
+constexpr int staged_rows_per_block(int log2_dim, int dim, int source_bytes, int result_bytes) {
+  const int teams = kWarpBlock / staged_lanes(log2_dim);
+  const int vector = kVectorBytes / (source_bytes < result_bytes ? source_bytes : result_bytes);
+  const int rows = teams > vector ? teams : vector;
+  const int turns = kStagedBytes / (rows * dim * source_bytes);
+  return rows * (turns > 1 ? turns : 1);
 }
 
 // How a warp shares rows whose size, rounded up, is 2^log2_dim.
@@ -55,7 +66,7 @@ struct WarpLayout {
 // Few lanes a row mean few shuffles, but eight neighbours, who cover a cache line of 128 bytes, should stay together: a
 // load that touches more than four lines takes as many turns in L1.
 constexpr WarpLayout warp_layout(int log2_dim, int vector) {
-  constexpr int kLineLanes = 128 / kVectorBytes;
+  constexpr int kLineLanes = kLineBytes / kVectorBytes;
   const int total = (1 << log2_dim) / vector > 1 ? (1 << log2_dim) / vector : 1;
   WarpLayout layout;
   layout.lanes = total / kWarpVectors > kLineLanes ? total / kWarpVectors : (total < kLineLanes ? total : kLineLanes);
@@ -73,21 +84,40 @@ struct Architecture {
   int cluster_threads;       // of each block of a cluster, while 8 blocks suffice
   int max_cluster;           // 1: no clusters
   int online_block;          // threads of a block that reads its row twice
-  int strided_block;         // threads of a tile, where dim does not ask for more
+  int strided_block;         // threads of a tile that is held, where dim does not ask for more
+  int strided_online_block;  // of one that is read twice
   int blocks_per_sm;         // of a split grid
 };
 
 // Walked from the newest. sm_90 and later: a row that needs more than 512 threads would leave one or two blocks on a
 // multiprocessor, which then loads, exponentiates and stores in turns instead of at once, so it is cut over a cluster
-// of blocks of 256 threads. 16 blocks is more than portable clusters have (8), and every sm_90 and sm_100 part allows it;
-// sm_120 has 8.
+// of blocks of 256 threads. 16 blocks is more than portable clusters have (8), and every sm_90 and sm_100 part allows
+// it; sm_120 has 8.
 inline constexpr std::array kArchitectures{
-    Architecture{.from_compute_capability = 120, .block_threads = 512, .cluster_threads = 256, .max_cluster = 8,
-                 .online_block = 512, .strided_block = 256, .blocks_per_sm = 4},
-    Architecture{.from_compute_capability = 90, .block_threads = 512, .cluster_threads = 256, .max_cluster = 16,
-                 .online_block = 512, .strided_block = 256, .blocks_per_sm = 4},
-    Architecture{.from_compute_capability = 0, .block_threads = 1024, .cluster_threads = 0, .max_cluster = 1,
-                 .online_block = 512, .strided_block = 256, .blocks_per_sm = 4},
+    Architecture{.from_compute_capability = 120,
+                 .block_threads = 512,
+                 .cluster_threads = 256,
+                 .max_cluster = 8,
+                 .online_block = 512,
+                 .strided_block = 128,
+                 .strided_online_block = 256,
+                 .blocks_per_sm = 4},
+    Architecture{.from_compute_capability = 90,
+                 .block_threads = 512,
+                 .cluster_threads = 256,
+                 .max_cluster = 16,
+                 .online_block = 512,
+                 .strided_block = 128,
+                 .strided_online_block = 256,
+                 .blocks_per_sm = 4},
+    Architecture{.from_compute_capability = 0,
+                 .block_threads = 1024,
+                 .cluster_threads = 0,
+                 .max_cluster = 1,
+                 .online_block = 512,
+                 .strided_block = 128,
+                 .strided_online_block = 256,
+                 .blocks_per_sm = 4},
 };
 
 constexpr const Architecture& architecture(int compute_capability) {
@@ -99,14 +129,15 @@ constexpr const Architecture& architecture(int compute_capability) {
 // ---- online and split ---------------------------------------------------------------------------------------------
 
 inline constexpr int kOnlineMaxBlock = 512;
-inline constexpr int kOnlineVectors = 4;            // loads in flight a thread, as in the warp regime
-inline constexpr std::int64_t kFewRowsMinDim = 4096; // narrower rows are latency, however many blocks share them
-inline constexpr std::int64_t kSplitMinVectors = 4; // vectors a thread of a split row has at least: less is launch latency
+inline constexpr int kOnlineVectors = 4;              // loads in flight a thread, as in the warp regime
+inline constexpr std::int64_t kFewRowsMinDim = 4096;  // narrower rows are latency, however many blocks share them
+inline constexpr std::int64_t kSplitMinVectors =
+    4;  // vectors a thread of a split row has at least: less is launch latency
 
 // ---- strided ------------------------------------------------------------------------------------------------------
 
-inline constexpr int kStridedMaxBlock = 512;  // leaves each thread 128 registers for its columns and their addresses
-inline constexpr int kSectorBytes = 32;  // what memory moves at least: a tile is no narrower along the columns
+inline constexpr int kStridedMaxBlock = 512;
+inline constexpr int kStridedMinBlocks = 2;  // a multiprocessor: 64 registers a thread, as in the row regimes
 
 // Columns a thread moves at once: 4, also of 16-bit elements, because with 8 too few threads share the exponentials.
 constexpr int strided_vector(int source_bytes) { return source_bytes == 8 ? 2 : 4; }

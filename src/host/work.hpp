@@ -37,14 +37,14 @@ NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::i
   return {begin, begin + size < total ? begin + size : total};
 }
 
-// Strided tiles: a block has columns (groups of `vector` neighbouring ones) times threads along dim.
+// Strided tiles: a block has columns (vectors of neighbouring ones) times threads along dim. `run` neighbouring threads
+// take neighbouring columns, then come the threads along dim, then further runs of columns.
 struct TileThread {
   int column;  // within the tile, in vectors
   int along;   // dim
 };
-NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, int columns, int threads_along, bool dim_fastest) {
-  return dim_fastest ? TileThread{thread / threads_along, thread % threads_along}
-                     : TileThread{thread % columns, thread / columns};
+NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, int run, int threads_along) {
+  return {thread / (run * threads_along) * run + thread % run, thread / run % threads_along};
 }
 
 }  // namespace ndsoftmax::work

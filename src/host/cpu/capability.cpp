@@ -1,5 +1,7 @@
 // Chooses the instruction set, once per process.
 #include <cstdlib>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "host/cpu/kernels.hpp"
@@ -7,9 +9,9 @@
 
 namespace ndsoftmax::cpu {
 
-#define NDSOFTMAX_DECLARE_KERNELS(name)       \
-  namespace name {                            \
-  extern const Kernels<float> kFloatKernels;  \
+#define NDSOFTMAX_DECLARE_KERNELS(name)        \
+  namespace name {                             \
+  extern const Kernels<float> kFloatKernels;   \
   extern const Kernels<double> kDoubleKernels; \
   }
 NDSOFTMAX_DECLARE_KERNELS(baseline)
@@ -27,10 +29,14 @@ struct Choice {
 };
 
 Choice choose() {
-#if defined(__x86_64__)
   const char* variable = std::getenv("NDSOFTMAX_CPU_CAPABILITY");
   const std::string_view wanted = variable ? variable : "";
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (!wanted.empty() && wanted != "avx512" && wanted != "avx2" && wanted != "baseline")
+    throw std::invalid_argument("NDSOFTMAX_CPU_CAPABILITY is '" + std::string(wanted) +
+                                "'; it may be avx512, avx2 or baseline");
+#if defined(__x86_64__)
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (has_avx512 && wanted != "avx2" && wanted != "baseline")
@@ -50,9 +56,13 @@ const Choice& choice() {
 const char* capability() { return choice().name; }
 
 template <>
-const Kernels<float>& kernels() { return choice().float_kernels; }
+const Kernels<float>& kernels() {
+  return choice().float_kernels;
+}
 
 template <>
-const Kernels<double>& kernels() { return choice().double_kernels; }
+const Kernels<double>& kernels() {
+  return choice().double_kernels;
+}
 
 }  // namespace ndsoftmax::cpu

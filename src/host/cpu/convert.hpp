@@ -57,9 +57,13 @@ inline Shorts narrow_bits(Words value) {
 template <typename Element>
 struct Convert {  // float32 and float64 are computed as they are
   template <typename Register>
-  static Register widen(Register value) { return value; }
+  static Register widen(Register value) {
+    return value;
+  }
   template <typename Register>
-  static Register narrow(Register value) { return value; }
+  static Register narrow(Register value) {
+    return value;
+  }
 };
 
 template <>
@@ -78,7 +82,9 @@ template <>
 struct Convert<Half> {
 #if defined(__AVX512F__)
   static Floats widen(Shorts value) { return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)value); }
-  static Shorts narrow(Floats value) { return (Shorts)_mm512_maskz_cvtps_ph(0xffff, (__m512)value, _MM_FROUND_TO_NEAREST_INT); }
+  static Shorts narrow(Floats value) {
+    return (Shorts)_mm512_maskz_cvtps_ph(0xffff, (__m512)value, _MM_FROUND_TO_NEAREST_INT);
+  }
 #elif defined(__F16C__)
   static Floats widen(Shorts value) { return (Floats)_mm256_cvtph_ps((__m128i)value); }
   static Shorts narrow(Floats value) { return (Shorts)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT); }

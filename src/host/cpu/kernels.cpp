@@ -1,7 +1,8 @@
-// The kernels on tiles, compiled once for each instruction set (see vector.hpp).
-//   reads and writes: tiles in cache; only load and store touch the operands, each element once
+// The kernels, compiled once for each instruction set (see vector.hpp).
+//   takes:            packed: short rows without gaps; rows: contiguous dim; columns: dim across contiguous columns
 //   lanes:            packed: several rows a vector; rows: a row's elements; columns: neighbouring columns
-//   order:            load, maximum, exponentials and their sum, scale, store
+//   reads and writes: whole rows once from memory, exponentials stay in a tile in cache; parts of rows twice
+//   order:            load and maximum, exponentials and their sum, scale and store
 #include "host/cpu/kernels.hpp"
 
 #include "host/cpu/convert.hpp"
@@ -9,8 +10,8 @@
 namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
 namespace {
 
-// Kernels are flattened: loops take their bodies as functions, and one that stayed a call would keep its accumulators in
-// memory.
+// Kernels are flattened: loops take their bodies as functions, and one that stayed a call would keep its accumulators
+// in memory.
 
 // ------------------------------------------------------------------------------------------------ load and store
 
@@ -94,20 +95,26 @@ template <typename Element, typename Real>
 // What is subtracted or multiplied at the end, from the sum of exponentials.
 template <Operation operation, typename Real>
 Vector<Real> factor_of(Vector<Real> sum) {
-  if constexpr (operation == Operation::softmax) return 1 / sum;
-  else return log<Real>(sum);
+  if constexpr (operation == Operation::softmax)
+    return 1 / sum;
+  else
+    return log<Real>(sum);
 }
 
 template <Operation operation, typename Real>
 Vector<Real> product_of(Vector<Real> grad, Vector<Real> output) {
-  if constexpr (operation == Operation::softmax) return grad * output;
-  else return grad;
+  if constexpr (operation == Operation::softmax)
+    return grad * output;
+  else
+    return grad;
 }
 
 template <Operation operation, typename Real>
 Vector<Real> gradient_of(Vector<Real> grad, Vector<Real> output, Vector<Real> sum) {
-  if constexpr (operation == Operation::softmax) return output * (grad - sum);
-  else return grad - exp<Real>(output) * sum;
+  if constexpr (operation == Operation::softmax)
+    return output * (grad - sum);
+  else
+    return grad - exp<Real>(output) * sum;
 }
 
 // ------------------------------------------------------------------------------------------------ packed rows
@@ -157,7 +164,8 @@ template <Operation operation, int width, typename Real>
 
 // ------------------------------------------------------------------------------------------------ rows
 
-inline constexpr int kUnroll = 4;  // chains of dependent operations kept apart
+inline constexpr int kUnroll = 4;             // chains of dependent operations kept apart
+inline constexpr std::int64_t kBlock = 2048;  // elements that stay in the first cache from one step to the next
 
 template <typename Real>
 struct Accumulators {
@@ -234,9 +242,8 @@ Vector<Real> row_sum(std::int64_t dim, const Real* tile, Vector<Real> shift, con
 template <Operation operation, typename Real, typename Source, typename Result>
 [[gnu::flatten]] void row_forward(const Rows& rows, const void* source, Real* tile, void* result) {
   constexpr bool softmax = operation == Operation::softmax;
-  constexpr std::int64_t kBatchElements = 2048;  // what the first cache holds twice
   const std::int64_t width = (rows.dim + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
-  const std::int64_t fitting = width < kBatchElements ? kBatchElements / width : 1;
+  const std::int64_t fitting = width < kBlock ? kBlock / width : 1;
   const std::int64_t batch = fitting < kLanes<Real> ? fitting : kLanes<Real>;
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
@@ -269,12 +276,23 @@ template <Operation operation, typename Real, typename Source, typename Result>
   }
 }
 
+// A part of a row, block after block in the order of MaxSum::combine.
 template <typename Real, typename Source>
 [[gnu::flatten]] void row_statistics(std::int64_t dim, const void* source, Real* tile, Real* max, Real* sum) {
-  const Vector<Real> largest = row_load(dim, static_cast<const Source*>(source), tile);
-  const Vector<Real> shift = largest == -kInfinity<Real> ? Vector<Real>{} : largest;  // as MaxSum::shift
+  const auto* from = static_cast<const Source*>(source);
+  Vector<Real> largest = broadcast(-kInfinity<Real>), total = {};
+  for (std::int64_t begin = 0; begin < dim; begin += kBlock) {
+    const std::int64_t size = dim - begin < kBlock ? dim - begin : kBlock;
+    const Vector<Real> merged = larger(largest, row_load(size, from + begin, tile));
+    const Vector<Real> shift = merged == -kInfinity<Real> ? Vector<Real>{} : merged;  // as MaxSum::shift
+    const auto fetch = [&](std::int64_t i, Vector<Real>, Vector<Real>) {
+      __builtin_prefetch(from + begin + kBlock + i);
+    };
+    total = total * exp<Real>(largest - shift) + row_sum(size, tile, shift, fetch);
+    largest = merged;
+  }
   *max = largest[0];
-  *sum = row_sum(dim, tile, shift, [](std::int64_t, Vector<Real>, Vector<Real>) {})[0];
+  *sum = total[0];
 }
 
 template <Operation operation, typename Real, typename Source, typename Result>
@@ -292,15 +310,17 @@ template <Operation operation, typename Real, typename Source>
 Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* output) {
   Accumulators<Real> products(0);
   for_vectors<Real>(dim, [&](std::int64_t i, int chain, auto count) {
-    products.part[chain] += product_of<operation, Real>(read<Real>(grad + i, count, Real(0)),
-                                                        read<Real>(output + i, count, Real(0)));
+    products.part[chain] +=
+        product_of<operation, Real>(read<Real>(grad + i, count, Real(0)), read<Real>(output + i, count, Real(0)));
   });
   return products.sum();
 }
 
-template <Operation operation, typename Real, typename Source, typename Result>
-void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result) {
+template <Operation operation, typename Real, typename Source, typename Result, typename Fetch>
+void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result,
+                  const Fetch& fetch) {
   for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) {
+    fetch(i);
     const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
     write<Real>(result + i, gradient_of<operation, Real>(g, y, sum), count);
   });
@@ -311,9 +331,14 @@ template <Operation operation, typename Real, typename Source, typename Result>
   const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
   auto* to = static_cast<Result*>(result);
   for (std::int64_t row = 0; row < rows.count; ++row) {
-    row_gradient<operation, Real>(rows.dim, g, y, row_product<operation, Real>(rows.dim, g, y), to);
-    g += rows.stride[kGrad];
-    y += rows.stride[kSource];
+    const Source *const next_g = g + rows.stride[kGrad], *const next_y = y + rows.stride[kSource];
+    const Vector<Real> sum = row_product<operation, Real>(rows.dim, g, y);
+    row_gradient<operation, Real>(rows.dim, g, y, sum, to, [&](std::int64_t i) {
+      __builtin_prefetch(next_g + i);
+      __builtin_prefetch(next_y + i);
+    });
+    g = next_g;
+    y = next_y;
     to += rows.stride[kResult];
   }
 }
@@ -326,7 +351,7 @@ template <Operation operation, typename Real, typename Source>
 template <Operation operation, typename Real, typename Source, typename Result>
 [[gnu::flatten]] void row_gradients(std::int64_t dim, const void* grad, const void* output, Real sum, void* result) {
   row_gradient<operation, Real>(dim, static_cast<const Source*>(grad), static_cast<const Source*>(output),
-                                broadcast(sum), static_cast<Result*>(result));
+                                broadcast(sum), static_cast<Result*>(result), [](std::int64_t) {});
 }
 
 // ------------------------------------------------------------------------------------------------ columns
@@ -346,11 +371,24 @@ void for_bands(std::int64_t width, const Body& body) {
 
 // body(row, column offset in the band, chain) for each vector of a band.
 template <typename Real, int vectors, typename Body>
-void for_band(std::int64_t dim, const Body& body) {
-  for (std::int64_t row = 0; row < dim; ++row)
+void for_band(std::int64_t first, std::int64_t last, const Body& body) {
+  for (std::int64_t row = first; row < last; ++row)
     [&]<int... chain>(std::integer_sequence<int, chain...>) {
       (body(row, chain * kLanes<Real>, chain), ...);
     }(std::make_integer_sequence<int, vectors>());
+}
+
+// The sums over a band of what body(row, column offset in the band, chain) returns; of a few rows first and then of
+// those sums, so that the error of long columns does not grow with their length.
+template <typename Real, int vectors, typename Body>
+void sum_band(std::int64_t dim, Vector<Real> (&sum)[vectors], const Body& body) {
+  constexpr std::int64_t kRows = 64;
+  for (std::int64_t first = 0; first < dim; first += kRows) {
+    Vector<Real> part[vectors] = {};
+    for_band<Real, vectors>(first, first + kRows < dim ? first + kRows : dim,
+                            [&](std::int64_t row, int offset, int chain) { part[chain] += body(row, offset, chain); });
+    for (int v = 0; v < vectors; ++v) sum[v] += part[v];
+  }
 }
 
 // Columns that belong together are reduced to the first of them, which all then repeat.
@@ -369,25 +407,26 @@ template <Operation operation, typename Real, typename Source, typename Result>
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
   const std::int64_t stride = columns.stride[kSource], result_stride = columns.stride[kResult];
-  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>,
+                                                  auto count) {
     constexpr int band = vectors * kLanes<Real>;
     Vector<Real> max[vectors], sum[vectors] = {}, factor[vectors];
     for (int v = 0; v < vectors; ++v) max[v] = broadcast(-kInfinity<Real>);
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+    for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
       const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
       max[chain] = larger(max[chain], x);
       store(tile + row * band + offset, x);
     });
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+    sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int chain) {
       const Vector<Real> shifted = load<Vector<Real>>(tile + row * band + offset) - max[chain];
       const Vector<Real> e = exp<Real>(shifted);
-      sum[chain] += e;
       store(tile + row * band + offset, softmax ? e : shifted);
       __builtin_prefetch(from + row * stride + column + offset + band);
       __builtin_prefetch(to + row * result_stride + column + offset, 1);
+      return e;
     });
     for (int v = 0; v < vectors; ++v) factor[v] = factor_of<operation, Real>(sum[v]);
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+    for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
       const Vector<Real> x = load<Vector<Real>>(tile + row * band + offset);
       write<Real>(to + row * result_stride + column + offset, softmax ? x * factor[chain] : x - factor[chain], count);
     });
@@ -400,24 +439,25 @@ template <Operation operation, typename Real, typename Source, typename Result>
   const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
   auto* to = static_cast<Result*>(result);
   const auto [source_stride, grad_stride, result_stride] = columns.stride;
-  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-    constexpr int band = vectors * kLanes<Real>;
-    Vector<Real> total[vectors] = {};
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
-      const std::int64_t at = column + offset;
-      total[chain] += product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
-                                                  read<Real>(y + row * source_stride + at, count, Real(0)));
-      __builtin_prefetch(to + row * result_stride + at, 1);
-    });
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
-      const std::int64_t at = column + offset;
-      const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
-      const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
-      write<Real>(to + row * result_stride + at, gradient_of<operation, Real>(gs, ys, total[chain]), count);
-      __builtin_prefetch(g + row * grad_stride + at + band);
-      __builtin_prefetch(y + row * source_stride + at + band);
-    });
-  });
+  for_bands<Real>(
+      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+        constexpr int band = vectors * kLanes<Real>;
+        Vector<Real> sum[vectors] = {};
+        sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
+          const std::int64_t at = column + offset;
+          __builtin_prefetch(to + row * result_stride + at, 1);
+          return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
+                                             read<Real>(y + row * source_stride + at, count, Real(0)));
+        });
+        for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+          const std::int64_t at = column + offset;
+          const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
+          const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
+          write<Real>(to + row * result_stride + at, gradient_of<operation, Real>(gs, ys, sum[chain]), count);
+          __builtin_prefetch(g + row * grad_stride + at + band);
+          __builtin_prefetch(y + row * source_stride + at + band);
+        });
+      });
 }
 
 // keep: the exponentials stay in the tile, for column_end.
@@ -425,16 +465,17 @@ template <bool keep, typename Real, typename Source>
 [[gnu::flatten]] void column_statistics(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum) {
   const auto* from = static_cast<const Source*>(source);
   const std::int64_t stride = columns.stride[kSource], tile_stride = columns.tile_stride;
-  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-    Vector<Real> largest[vectors];
-    for (int v = 0; v < vectors; ++v) largest[v] = broadcast(-kInfinity<Real>);
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
-      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
-      largest[chain] = larger(largest[chain], x);
-      store(tile + row * tile_stride + column + offset, x);
-    });
-    for (int v = 0; v < vectors; ++v) store(max + column + v * kLanes<Real>, largest[v]);
-  });
+  for_bands<Real>(columns.width,
+                  [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+                    Vector<Real> largest[vectors];
+                    for (int v = 0; v < vectors; ++v) largest[v] = broadcast(-kInfinity<Real>);
+                    for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+                      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
+                      largest[chain] = larger(largest[chain], x);
+                      store(tile + row * tile_stride + column + offset, x);
+                    });
+                    for (int v = 0; v < vectors; ++v) store(max + column + v * kLanes<Real>, largest[v]);
+                  });
   fold(columns.width, columns.period, max, [](Real a, Real b) { return b > a ? b : a; });
 
   for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto) {
@@ -443,11 +484,11 @@ template <bool keep, typename Real, typename Source>
       shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
       shift[v] = shift[v] == -kInfinity<Real> ? Vector<Real>{} : shift[v];
     }
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
+    sum_band<Real>(columns.dim, total, [&](std::int64_t row, int offset, int chain) {
       Real* const at = tile + row * tile_stride + column + offset;
       const Vector<Real> e = exp<Real>(load<Vector<Real>>(at) - shift[chain]);
-      total[chain] += e;
       if constexpr (keep) store(at, e);
+      return e;
     });
     for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
   });
@@ -456,57 +497,64 @@ template <bool keep, typename Real, typename Source>
 
 // after_begin: the source is the tile that column_begin has left, with the exponentials of a softmax.
 template <Operation operation, bool after_begin, typename Real, typename Source, typename Result>
-[[gnu::flatten]] void column_finish(const Columns& columns, const void* source, const Real* max, const Real* sum, void* result) {
+[[gnu::flatten]] void column_finish(const Columns& columns, const void* source, const Real* max, const Real* sum,
+                                    void* result) {
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
   const std::int64_t stride = after_begin ? columns.tile_stride : columns.stride[kSource];
-  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-    Vector<Real> shift[vectors], factor[vectors];
-    for (int v = 0; v < vectors; ++v) {
-      shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
-      factor[v] = factor_of<operation, Real>(load<Vector<Real>>(sum + column + v * kLanes<Real>));
-    }
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
-      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
-      Vector<Real> y;
-      if constexpr (operation == Operation::log_softmax) y = (x - shift[chain]) - factor[chain];
-      else y = (after_begin ? x : exp<Real>(x - shift[chain])) * factor[chain];
-      write<Real>(to + row * columns.stride[kResult] + column + offset, y, count);
-    });
-  });
+  for_bands<Real>(columns.width,
+                  [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+                    Vector<Real> shift[vectors], factor[vectors];
+                    for (int v = 0; v < vectors; ++v) {
+                      shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
+                      factor[v] = factor_of<operation, Real>(load<Vector<Real>>(sum + column + v * kLanes<Real>));
+                    }
+                    for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+                      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
+                      Vector<Real> y;
+                      if constexpr (operation == Operation::log_softmax)
+                        y = (x - shift[chain]) - factor[chain];
+                      else
+                        y = (after_begin ? x : exp<Real>(x - shift[chain])) * factor[chain];
+                      write<Real>(to + row * columns.stride[kResult] + column + offset, y, count);
+                    });
+                  });
 }
 
 template <Operation operation, typename Real, typename Source>
 [[gnu::flatten]] void column_products(const Columns& columns, const void* grad, const void* output, Real* sum) {
   const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
-  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-    Vector<Real> total[vectors] = {};
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
-      const std::int64_t at = column + offset;
-      total[chain] += product_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
-                                                  read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)));
-    });
-    for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
-  });
+  for_bands<Real>(
+      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+        Vector<Real> total[vectors] = {};
+        sum_band<Real>(columns.dim, total, [&](std::int64_t row, int offset, int) {
+          const std::int64_t at = column + offset;
+          return product_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
+                                             read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)));
+        });
+        for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
+      });
   fold(columns.width, columns.period, sum, [](Real a, Real b) { return a + b; });
 }
 
 template <Operation operation, typename Real, typename Source, typename Result>
-[[gnu::flatten]] void column_gradient(const Columns& columns, const void* grad, const void* output, const Real* sum, void* result) {
+[[gnu::flatten]] void column_gradient(const Columns& columns, const void* grad, const void* output, const Real* sum,
+                                      void* result) {
   const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
   auto* to = static_cast<Result*>(result);
-  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-    Vector<Real> total[vectors];
-    for (int v = 0; v < vectors; ++v) total[v] = load<Vector<Real>>(sum + column + v * kLanes<Real>);
-    for_band<Real, vectors>(columns.dim, [&](std::int64_t row, int offset, int chain) {
-      const std::int64_t at = column + offset;
-      write<Real>(to + row * columns.stride[kResult] + at,
-                  gradient_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
-                                               read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)),
-                                               total[chain]),
-                  count);
-    });
-  });
+  for_bands<Real>(
+      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+        Vector<Real> total[vectors];
+        for (int v = 0; v < vectors; ++v) total[v] = load<Vector<Real>>(sum + column + v * kLanes<Real>);
+        for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+          const std::int64_t at = column + offset;
+          write<Real>(to + row * columns.stride[kResult] + at,
+                      gradient_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
+                                                   read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)),
+                                                   total[chain]),
+                      count);
+        });
+      });
 }
 
 // ------------------------------------------------------------------------------------------------ the table
@@ -535,12 +583,18 @@ constexpr TileKernels<Real> tile_kernels() {
 
 template <Operation operation, typename Real, typename Source, typename Result>
 constexpr TypedKernels<Real> typed_kernels() {
-  return {row_forward<operation, Real, Source, Result>,     row_backward<operation, Real, Source, Result>,
-          column_forward<operation, Real, Source, Result>,  column_backward<operation, Real, Source, Result>,
-          row_statistics<Real, Source>,                     row_finish<operation, Real, Source, Result>,
-          row_products<operation, Real, Source>,            row_gradients<operation, Real, Source, Result>,
-          column_statistics<false, Real, Source>,           column_finish<operation, false, Real, Source, Result>,
-          column_products<operation, Real, Source>,         column_gradient<operation, Real, Source, Result>};
+  return {row_forward<operation, Real, Source, Result>,
+          row_backward<operation, Real, Source, Result>,
+          column_forward<operation, Real, Source, Result>,
+          column_backward<operation, Real, Source, Result>,
+          row_statistics<Real, Source>,
+          row_finish<operation, Real, Source, Result>,
+          row_products<operation, Real, Source>,
+          row_gradients<operation, Real, Source, Result>,
+          column_statistics<false, Real, Source>,
+          column_finish<operation, false, Real, Source, Result>,
+          column_products<operation, Real, Source>,
+          column_gradient<operation, Real, Source, Result>};
 }
 
 template <Operation operation>

@@ -1,9 +1,7 @@
-// What one instruction set offers: loads that turn any operand into a tile, kernels that work on tiles, stores that
-// turn a tile into the result.
-//
-// A tile is a dense array of float (double for float64) that stays in cache. All kernels see tiles only: element types
-// and strides end at the loads and stores, so that no kernel is instantiated for them, a row is read from memory once
-// while its exponentials are computed once, and a result that is written over its source does no harm.
+// What one instruction set offers. Operands whose elements are next to one another, along dim or across it, are read
+// and written where they lie, once for each pair of element types. Everything else goes through a tile: a dense array
+// of float (double for float64) that stays in cache, filled by a load and emptied by a store that know any strides.
+// Every kernel allows the result to be its source.
 #pragma once
 
 #include <array>

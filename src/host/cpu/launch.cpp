@@ -10,10 +10,10 @@
 #include <new>
 #include <vector>
 
-#include "ndsoftmax/state.hpp"
 #include "host/cpu/kernels.hpp"
 #include "host/cpu/thread_pool.hpp"
 #include "host/cpu/tiling.hpp"
+#include "ndsoftmax/state.hpp"
 
 namespace ndsoftmax::cpu {
 namespace {
@@ -78,9 +78,12 @@ class Launch {
         threads_(problem.elements() < kSerialElements ? 1 : device.threads) {}
 
   void run(bool spread) const {
-    if (tiling_.parts() == 1) parallel_for(tiling_.tiles(), threads_, [this](std::int64_t tile) { whole(tile); });
-    else if (spread) shared();
-    else parallel_for(tiling_.tiles(), threads_, [this](std::int64_t tile) { in_parts(tile); });
+    if (tiling_.parts() == 1)
+      parallel_for(tiling_.tiles(), threads_, [this](std::int64_t tile) { whole(tile); });
+    else if (spread)
+      shared();
+    else
+      parallel_for(tiling_.tiles(), threads_, [this](std::int64_t tile) { in_parts(tile); });
   }
 
  private:
@@ -121,8 +124,10 @@ class Launch {
     auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
     const View view = open(tile, 0);
     if (tiling_.shape == Shape::columns) {
-      if (forward()) view.kernels.column_forward(view.columns, view.source, output, view.result);
-      else view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
+      if (forward())
+        view.kernels.column_forward(view.columns, view.source, output, view.result);
+      else
+        view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
     } else if (forward()) {
       tile_kernels_.column_begin(view.columns, view.source, values, max, sum);
       tile_kernels_.column_end(view.columns, values, max, sum, view.result);
@@ -155,8 +160,10 @@ class Launch {
       const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank)};
       const void* source = source_at(at[kSource]);
       void* result = result_at(at[kResult]);
-      if (forward()) typed_.row_forward(stretch, source, Scratch<Real>::of_thread().tile, result);
-      else typed_.row_backward(stretch, grad_at(at[kGrad]), source, result);
+      if (forward())
+        typed_.row_forward(stretch, source, Scratch<Real>::of_thread().tile, result);
+      else
+        typed_.row_backward(stretch, grad_at(at[kGrad]), source, result);
     });
   }
 
@@ -169,12 +176,16 @@ class Launch {
     if (tiling_.shape == Shape::rows) {
       const Range dim = part_of_dim(part);
       const Offsets at = row_part(tile, dim);
-      if (forward()) typed_.row_statistics(dim.size(), source_at(at[kSource]), values, max, sum);
-      else typed_.row_products(dim.size(), grad_at(at[kGrad]), source_at(at[kSource]), sum);
+      if (forward())
+        typed_.row_statistics(dim.size(), source_at(at[kSource]), values, max, sum);
+      else
+        typed_.row_products(dim.size(), grad_at(at[kGrad]), source_at(at[kSource]), sum);
     } else {
       const View view = open(tile, part);
-      if (forward()) view.kernels.column_statistics(view.columns, view.source, values, max, sum);
-      else view.kernels.column_products(view.columns, view.grad, view.source, sum);
+      if (forward())
+        view.kernels.column_statistics(view.columns, view.source, values, max, sum);
+      else
+        view.kernels.column_products(view.columns, view.grad, view.source, sum);
     }
     for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].combine({max[i], sum[i]});
   }
@@ -190,13 +201,17 @@ class Launch {
       const Offsets at = row_part(tile, dim);
       const void* source = source_at(at[kSource]);
       void* result = result_at(at[kResult]);
-      if (forward()) typed_.row_finish(dim.size(), source, max[0], sum[0], result);
-      else typed_.row_gradient(dim.size(), grad_at(at[kGrad]), source, sum[0], result);
+      if (forward())
+        typed_.row_finish(dim.size(), source, max[0], sum[0], result);
+      else
+        typed_.row_gradient(dim.size(), grad_at(at[kGrad]), source, sum[0], result);
       return;
     }
     const View view = open(tile, part);
-    if (forward()) view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
-    else view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
+    if (forward())
+      view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
+    else
+      view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
     close(view, tile, part);
   }
 
@@ -272,8 +287,11 @@ class Launch {
     if (!forward()) load(grad_, kGrad, rows, dim, values);
     const std::int64_t stride = tile_stride();
     const bool slab = tiling_.shape == Shape::slab;
-    const Columns columns{slab ? slab_rows(dim) : dim.size(), slab ? stride : rows.size(),
-                          slab ? tiling_.period : rows.size(), stride, {stride, stride, stride}};
+    const Columns columns{slab ? slab_rows(dim) : dim.size(),
+                          slab ? stride : rows.size(),
+                          slab ? tiling_.period : rows.size(),
+                          stride,
+                          {stride, stride, stride}};
     constexpr DType real = sizeof(Real) == 4 ? DType::float32 : DType::float64;
     return {true, typed(real, real), columns, forward() ? values : output, values, values};
   }
@@ -297,13 +315,9 @@ class Launch {
     });
   }
 
-  std::int64_t tile_stride() const {
-    return tiling_.shape == Shape::slab ? tiling_.width : tiling_.positions_per_tile;
-  }
+  std::int64_t tile_stride() const { return tiling_.shape == Shape::slab ? tiling_.width : tiling_.positions_per_tile; }
 
-  std::int64_t slab_rows(Range dim) const {
-    return (dim.size() * tiling_.period + tiling_.width - 1) / tiling_.width;
-  }
+  std::int64_t slab_rows(Range dim) const { return (dim.size() * tiling_.period + tiling_.width - 1) / tiling_.width; }
 
   // body(offset in the operand, window, offset in the tile) for all pieces of a tile.
   template <typename Body>
@@ -318,12 +332,11 @@ class Launch {
         body(at[operand] + dim.begin * tiling_.period, window, 0);
         return;
       }
-      for_stretches(axis.groups.data(), axis.rank, dim,
-                    [&](const Offsets& dim_at, std::int64_t first, std::int64_t length) {
-                      const Window window{length, count, dim_stride, stride, tile_stride()};
-                      body(at[operand] + dim_at[operand], window,
-                           (first - dim.begin) * tile_stride() + row - rows.begin);
-                    });
+      for_stretches(
+          axis.groups.data(), axis.rank, dim, [&](const Offsets& dim_at, std::int64_t first, std::int64_t length) {
+            const Window window{length, count, dim_stride, stride, tile_stride()};
+            body(at[operand] + dim_at[operand], window, (first - dim.begin) * tile_stride() + row - rows.begin);
+          });
     });
   }
 
@@ -342,8 +355,10 @@ class Launch {
 
 void launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,
             void* result) {
-  if (problem.source == DType::float64) Launch<double>(problem, plan, device, source, grad, result).run(plan.splits > 1);
-  else Launch<float>(problem, plan, device, source, grad, result).run(plan.splits > 1);
+  if (problem.source == DType::float64)
+    Launch<double>(problem, plan, device, source, grad, result).run(plan.splits > 1);
+  else
+    Launch<float>(problem, plan, device, source, grad, result).run(plan.splits > 1);
 }
 
 }  // namespace ndsoftmax::cpu

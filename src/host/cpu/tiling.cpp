@@ -6,7 +6,9 @@
 namespace ndsoftmax::cpu {
 namespace {
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 void append(Tiling& tiling, const Axis& axis) {
   std::copy_n(axis.groups.begin(), axis.rank, tiling.positions.begin() + tiling.rank);
@@ -58,7 +60,7 @@ Tiling make_tiling(const Problem& problem, int lanes, Regime regime) {
     case Regime::block:
       tiling.shape = Tiling::Shape::rows;
       tiling.width = round_up(problem.dim.size, lanes);
-      tiling.positions_per_tile = std::max<std::int64_t>(1, 4 * kComfortable / tiling.width);
+      tiling.positions_per_tile = std::max<std::int64_t>(1, kTask / tiling.width);
       break;
     case Regime::online:
     case Regime::split:

@@ -32,12 +32,13 @@ struct Tiling {
   std::int64_t parts() const { return (dim_size + dim_per_part - 1) / dim_per_part; }
 };
 
-// Elements: a tile that leaves room in the first cache, the largest that is kept in the second, the part of a row that
-// is read twice, and how many columns such a part may have.
+// Elements: what the first cache holds beside its operands, what the second holds, a part of a row that is read twice,
+// how many columns such a part may have, and how much work is worth a task.
 inline constexpr std::int64_t kComfortable = 8 * 1024;
 inline constexpr std::int64_t kTile = 64 * 1024;
 inline constexpr std::int64_t kPart = 16 * 1024;
 inline constexpr std::int64_t kWidestPart = 256;
+inline constexpr std::int64_t kTask = 32 * 1024;
 
 // lanes: of a vector of the type that the problem is computed in. The regime must permit the problem.
 Tiling make_tiling(const Problem& problem, int lanes, Regime regime);

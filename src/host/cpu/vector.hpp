@@ -179,7 +179,8 @@ struct Elementary<float> {
   static constexpr float kLowest = -105.f, kHighest = 89.f;  // beyond: 0 and infinity
   static constexpr int kMantissaBits = 23, kBias = 127;
   static constexpr std::int32_t kSqrtHalf = 0x3f3504f3;
-  static constexpr float kExpCoefficients[] = {0x1.6d117cp-10f, 0x1.120be2p-7f, 0x1.555518p-5f, 0x1.5554dcp-3f, 0x1p-1f, 1, 1};
+  static constexpr float kExpCoefficients[] = {
+      0x1.6d117cp-10f, 0x1.120be2p-7f, 0x1.555518p-5f, 0x1.5554dcp-3f, 0x1p-1f, 1, 1};
   static constexpr float kLogCoefficients[] = {0x1.2eeb8p-2f, 0x1.997c12p-2f, 0x1.55555cp-1f};
 };
 
@@ -190,10 +191,18 @@ struct Elementary<double> {
   static constexpr double kLowest = -746., kHighest = 710.;
   static constexpr int kMantissaBits = 52, kBias = 1023;
   static constexpr std::int64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
-  static constexpr double kExpCoefficients[] = {0x1.af390ba7e6f47p-26, 0x1.2891d4ffbb0f9p-22, 0x1.71de0d85293b8p-19,
-                                             0x1.a019b8ca26fcfp-16, 0x1.a01a01a7cebcdp-13, 0x1.6c16c1789d1d7p-10,
-                                             0x1.11111111109a6p-7,  0x1.5555555553d37p-5,  0x1.5555555555556p-3,
-                                             0x1.0000000000001p-1, 1, 1};
+  static constexpr double kExpCoefficients[] = {0x1.af390ba7e6f47p-26,
+                                                0x1.2891d4ffbb0f9p-22,
+                                                0x1.71de0d85293b8p-19,
+                                                0x1.a019b8ca26fcfp-16,
+                                                0x1.a01a01a7cebcdp-13,
+                                                0x1.6c16c1789d1d7p-10,
+                                                0x1.11111111109a6p-7,
+                                                0x1.5555555553d37p-5,
+                                                0x1.5555555555556p-3,
+                                                0x1.0000000000001p-1,
+                                                1,
+                                                1};
   static constexpr double kLogCoefficients[] = {0x1.2b6688a387e03p-3, 0x1.39fd392179a95p-3, 0x1.7462bd8f7796ep-3,
                                                 0x1.c71c62c639fdep-3, 0x1.2492492e09d4dp-2, 0x1.9999999995204p-2,
                                                 0x1.5555555555558p-1};
@@ -218,8 +227,10 @@ Vector<Real> exp(Vector<Real> x) {
   const Vector<Real> r = (x - n * Constants::kLn2High) - n * Constants::kLn2Low;
   const Vector<Real> e = polynomial<Real>(r, Constants::kExpCoefficients);
 #if defined(__AVX512F__)
-  if constexpr (sizeof(Real) == 4) return (Vector<Real>)_mm512_maskz_scalef_ps(0xffff, (__m512)e, (__m512)n);
-  else return (Vector<Real>)_mm512_maskz_scalef_pd(0xff, (__m512d)e, (__m512d)n);
+  if constexpr (sizeof(Real) == 4)
+    return (Vector<Real>)_mm512_maskz_scalef_ps(0xffff, (__m512)e, (__m512)n);
+  else
+    return (Vector<Real>)_mm512_maskz_scalef_pd(0xff, (__m512d)e, (__m512d)n);
 #else
   // 2^n in two factors, because it may be denormal or too large where the result is not: only the last product rounds.
   const Integers<Real> power = (Integers<Real>)shifted - (Integers<Real>)broadcast(Constants::kRound);

@@ -1,0 +1,75 @@
+# `make demo` and `make test` are all that a fresh machine needs; `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+SOURCES := $(shell find include src python cmake -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml constraints.txt
+CPP := $(shell find include src tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -path '*/emulator/*.h')
+
+.PHONY: help demo test lint format bench gpu-test wheel clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/installed  ## install into .venv and show what ndsoftmax does on this machine
+	$(BIN)/python -m ndsoftmax
+
+test: $(VENV)/tested-with build/cpp-tests/CMakeCache.txt  ## install into .venv and run all tests
+	cmake --build build/cpp-tests
+	ctest --test-dir build/cpp-tests --output-on-failure --no-tests=error
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/linted-with  ## formatting, style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/mypy
+
+format: $(VENV)/linted-with  ## put everything into the house's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
+
+bench: $(VENV)/benched-with  ## measure this machine against torch; results go to benchmarks/results
+	$(BIN)/python benchmarks/bench.py
+
+gpu-test:  ## on a GPU machine, with the torch that is there: build, test, sanitize, measure
+	benchmarks/gpu_test.sh
+
+wheel: $(VENV)/bin/python  ## build a wheel into dist
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) build dist
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: the isolated build of ndsoftmax neither needs nor fetches it
+$(VENV)/torch: constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install torch numpy
+	touch $@
+
+$(VENV)/installed: $(SOURCES) $(VENV)/torch
+	@echo "building ndsoftmax: about 4 minutes with nvcc on 2 cores, 1 without"
+	$(BIN)/python -m pip install .
+	touch $@
+
+$(VENV)/tested-with: $(VENV)/installed
+	$(BIN)/python -m pip install pytest hypothesis expecttest cmake ninja
+	touch $@
+
+$(VENV)/benched-with: $(VENV)/installed
+	$(BIN)/python -m pip install matplotlib
+	touch $@
+
+# mypy reads torch's own annotations
+$(VENV)/linted-with: $(VENV)/torch
+	$(BIN)/python -m pip install ruff mypy clang-format
+	touch $@
+
+build/cpp-tests/CMakeCache.txt: CMakeLists.txt tests/cpp/CMakeLists.txt | $(VENV)/tested-with
+	cmake -S . -B build/cpp-tests -DNDSOFTMAX_TESTS=ON -DNDSOFTMAX_CUDA=OFF

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one call: build against the torch that is installed, test, look for races and bad
+# accesses, measure. Results of the benchmark go to benchmarks/results/<gpu>. `gpu_test.sh tests` leaves measuring out.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+OUT=${OUT:-build/gpu-test}
+mkdir -p "$OUT"
+
+step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
+
+step "build"
+NVCC_APPEND_FLAGS="-split-compile=0" "$PYTHON" -m pip install --no-build-isolation --no-deps . >"$OUT/build.log" 2>&1 ||
+  { tail -40 "$OUT/build.log"; exit 1; }
+"$PYTHON" -c "import ndsoftmax; print(ndsoftmax.build_info())"
+
+step "demo"
+"$PYTHON" -m ndsoftmax
+
+step "tests"
+"$PYTHON" -m pytest -q -p no:cacheprovider
+
+for tool in memcheck racecheck initcheck synccheck; do
+  step "compute-sanitizer $tool"
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
+    "$PYTHON" benchmarks/sanitize.py 2>&1 | tail -4
+done
+
+if [ "${1:-}" != tests ]; then
+  gpu=$("$PYTHON" -c "import torch; print(torch.cuda.get_device_name().replace(' ', '-').lower())")
+  results="benchmarks/results/$gpu"
+  mkdir -p "$results" "$OUT/results"
+  for suite in last few strided small; do
+    step "benchmark $suite"
+    "$PYTHON" benchmarks/bench.py --suite $suite --csv "$results/$suite.csv" | tee "$results/$suite.txt"
+    "$PYTHON" benchmarks/bench.py --suite $suite --backward --csv "$results/$suite-backward.csv" |
+      tee "$results/$suite-backward.txt"
+  done
+  cp "$results"/* "$OUT/results/"
+fi
+step "done"

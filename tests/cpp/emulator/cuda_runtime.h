@@ -1,0 +1,129 @@
+// A CUDA that runs on the CPU, for tests of the kernels on machines without a GPU. Standing in for the runtime's
+// header, it lets an ordinary C++ compiler take src/cuda as it is. Threads of a block are fibers of one thread of the
+// machine, so that `static thread_local` is what __shared__ should be; blocks of a cluster are threads of the machine.
+// It tells whether kernels compute what they should and touch only what is theirs. It knows nothing of memory ordering,
+// races or speed: those need a GPU and compute-sanitizer.
+#pragma once
+
+#include <driver_types.h>
+#include <vector_functions.h>
+#include <vector_types.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#undef __shared__
+#define __shared__ static thread_local
+#define __launch_bounds__(...)
+
+namespace emulator {
+
+struct Fiber {
+  unsigned thread, block, block_size;
+};
+Fiber& current();  // the thread that is running
+
+template <unsigned Fiber::* kMember>
+struct Index {
+  struct {
+    operator unsigned() const { return current().*kMember; }
+  } x;
+};
+
+void sync_block();
+void sync_warp(const void* mine, void* others, int bytes, int lane_mask);  // exchanges with lane ^ lane_mask
+unsigned cluster_rank();
+unsigned cluster_size();
+unsigned arrive_cluster();
+void wait_cluster(unsigned ticket);
+void* map_to_rank(void* shared, unsigned rank);
+unsigned char* dynamic_shared();
+
+// Runs body for every thread of the grid.
+void run(const cudaLaunchConfig_t& config, void (*body)(void*), void* context);
+
+}  // namespace emulator
+
+inline constexpr emulator::Index<&emulator::Fiber::thread> threadIdx{};
+inline constexpr emulator::Index<&emulator::Fiber::block> blockIdx{};
+inline constexpr emulator::Index<&emulator::Fiber::block_size> blockDim{};
+
+inline void __syncthreads() { ::emulator::sync_block(); }
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int lane_mask) {
+  T other;
+  ::emulator::sync_warp(&value, &other, sizeof(T), lane_mask);
+  return other;
+}
+
+using std::max;
+using std::min;
+
+inline float __uint_as_float(unsigned x) {
+  float y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline unsigned __float_as_uint(float x) {
+  unsigned y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline double __hiloint2double(int high, int low) {
+  const std::uint64_t bits = std::uint64_t(unsigned(high)) << 32 | unsigned(low);
+  double y;
+  std::memcpy(&y, &bits, 8);
+  return y;
+}
+inline int __double2loint(double x) {
+  std::uint64_t y;
+  std::memcpy(&y, &x, 8);
+  return int(y);
+}
+inline int __double2hiint(double x) {
+  std::uint64_t y;
+  std::memcpy(&y, &x, 8);
+  return int(y >> 32);
+}
+
+// ---- the parts of the runtime that launchers use -------------------------------------------------------------------
+
+inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 0;
+  return cudaSuccess;
+}
+
+template <typename Arguments>
+cudaError_t cudaFuncSetAttribute(void (*)(Arguments), cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+
+template <typename Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Arguments),
+                               const Arguments& arguments) {
+  struct Call {
+    void (*kernel)(Arguments);
+    const Arguments& arguments;
+  } call{kernel, arguments};
+  ::emulator::run(
+      *config,
+      [](void* context) {
+        const Call& here = *static_cast<Call*>(context);
+        here.kernel(here.arguments);
+      },
+      &call);
+  return cudaSuccess;
+}

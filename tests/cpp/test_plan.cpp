@@ -1,0 +1,65 @@
+// Plans of described GPUs: the regimes where they belong, every element written exactly once, forcing and refusing.
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "check.hpp"
+#include "host/cuda_plan.hpp"
+
+using namespace ndsoftmax;
+
+namespace {
+
+Device gpu(int compute_capability) {
+  Device device;
+  device.kind = Device::Kind::cuda;
+  device.compute_capability = compute_capability;
+  device.multiprocessors = 132;
+  device.shared_bytes_per_block = 64 << 10;
+  return device;
+}
+
+Problem problem(std::int64_t outer, std::int64_t dim, std::int64_t inner, DType dtype = DType::float32) {
+  const std::vector<std::int64_t> sizes{outer, dim, inner}, strides{dim * inner, inner, 1}, dims{1};
+  const TensorView view{nullptr, dtype, 3, sizes.data(), strides.data()};
+  return make_problem(Operation::softmax, view, nullptr, view, dims);
+}
+
+Regime regime(const Problem& problem, int compute_capability) { return plan(problem, gpu(compute_capability)).regime; }
+
+bool covers(const Problem& problem, const Plan& plan) {
+  const auto counts = coverage(problem, plan);
+  return std::all_of(counts.begin(), counts.end(), [](int count) { return count == 1; });
+}
+
+}  // namespace
+
+int main() {
+  const std::int64_t many = 1 << 14;
+  CHECK(regime(problem(many, 1, 1), 90) == Regime::warp);
+  CHECK(regime(problem(many, 1024, 1), 90) == Regime::warp);
+  CHECK(regime(problem(many, 1025, 1), 90) == Regime::block);
+  CHECK(regime(problem(many, 50000, 1), 90) == Regime::cluster);
+  CHECK(regime(problem(many, 50000, 1), 80) == Regime::online);
+  CHECK(regime(problem(many, 10 << 20, 1), 90) == Regime::online);
+  CHECK(regime(problem(1, 10 << 20, 1), 90) == Regime::split);
+  CHECK(regime(problem(1, 10 << 20, 1), 80) == Regime::split);
+  CHECK(regime(problem(8, 19, 4096), 90) == Regime::strided);
+
+  for (const std::int64_t dim : {1, 3, 21, 197, 1024, 1025, 5000, 40001})
+    for (const std::int64_t inner : {1, 3, 64})
+      for (const DType dtype : {DType::float16, DType::float32, DType::float64}) {
+        const Problem here = problem(5, dim, inner, dtype);
+        CHECK(covers(here, plan(here, gpu(90))));
+        CHECK(covers(here, plan(here, gpu(75))));
+        for (const Regime forced : {Regime::online, Regime::split})
+          if (inner == 1) CHECK(covers(here, plan(here, gpu(90), forced)));
+        CHECK(covers(here, plan(here, gpu(90), Regime::strided)));
+      }
+
+  CHECK_THROWS(std::invalid_argument, plan(problem(1, 2000, 1), gpu(90), Regime::warp));
+  CHECK_THROWS(std::invalid_argument, plan(problem(1, 2000, 1), gpu(80), Regime::cluster));
+  CHECK_THROWS(std::invalid_argument, plan(problem(1, 20, 4), gpu(90), Regime::block));
+  CHECK(plan(problem(3, 2000, 1), gpu(90)) == plan(problem(3, 2000, 1), gpu(90)));
+  return summary();
+}
