@@ -18,8 +18,8 @@ demo: $(VENV)/installed  ## install into .venv and show what ndsoftmax does on t
 	$(BIN)/python -m ndsoftmax
 
 test: $(VENV)/tested-with build/cpp-tests/CMakeCache.txt  ## install into .venv and run all tests
-	cmake --build build/cpp-tests
-	ctest --test-dir build/cpp-tests --output-on-failure --no-tests=error
+	$(BIN)/cmake --build build/cpp-tests
+	$(BIN)/ctest --test-dir build/cpp-tests --output-on-failure --no-tests=error
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/linted-with  ## formatting, style and types
@@ -72,4 +72,4 @@ $(VENV)/linted-with: $(VENV)/torch
 	touch $@
 
 build/cpp-tests/CMakeCache.txt: CMakeLists.txt tests/cpp/CMakeLists.txt | $(VENV)/tested-with
-	cmake -S . -B build/cpp-tests -DNDSOFTMAX_TESTS=ON -DNDSOFTMAX_CUDA=OFF
+	$(BIN)/cmake -S . -B build/cpp-tests -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DNDSOFTMAX_TESTS=ON -DNDSOFTMAX_CUDA=OFF
