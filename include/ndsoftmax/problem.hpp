@@ -23,9 +23,9 @@ struct Group {
 
 // A product of groups; the last one runs fastest.
 struct Axis {
-  std::array<Group, kMaxGroups> groups{};
   int rank = 0;
   std::int64_t size = 1;
+  std::array<Group, kMaxGroups> groups{};
 
   friend bool operator==(const Axis&, const Axis&) = default;
 };

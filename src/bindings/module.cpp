@@ -5,9 +5,11 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "bindings/torch.hpp"
 #include "host/cpu/launch.hpp"
 #include "host/cuda_plan.hpp"
 #include "ndsoftmax/host_softmax.hpp"
@@ -15,7 +17,6 @@
 #include "cuda/launch.hpp"
 #endif
 
-namespace py = pybind11;
 using namespace ndsoftmax;
 
 namespace {
@@ -25,24 +26,32 @@ namespace {
 const DLPackExchangeAPI& exchange() {
   static const DLPackExchangeAPI* const api = [] {
     const py::object capsule = py::module_::import("torch").attr("Tensor").attr("__dlpack_c_exchange_api__");
-    const auto* table = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    const auto* table =
+        static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     if (table == nullptr) throw py::error_already_set();
     if (table->header.version.major != DLPACK_MAJOR_VERSION || table->dltensor_from_py_object_no_sync == nullptr)
-      throw std::runtime_error("this torch's DLPack exchange table is not the one ndsoftmax was built for; "
-                               "ndsoftmax needs torch 2.10 or later");
+      throw std::runtime_error(
+          "this torch's DLPack exchange table is not the one ndsoftmax was built for; "
+          "ndsoftmax needs torch 2.10 or later");
     return table;
   }();
   return *api;
 }
 
-DType dtype_of(const DLDataType& type) {
+std::optional<DType> find_dtype(const DLDataType& type) {
   if (type.lanes == 1) {
     if (type.code == kDLFloat && type.bits == 16) return DType::float16;
     if (type.code == kDLBfloat && type.bits == 16) return DType::bfloat16;
     if (type.code == kDLFloat && type.bits == 32) return DType::float32;
     if (type.code == kDLFloat && type.bits == 64) return DType::float64;
   }
-  throw py::type_error("tensors must be float16, bfloat16, float32 or float64");
+  return std::nullopt;
+}
+
+DType dtype_of(const DLDataType& type) {
+  const std::optional<DType> dtype = find_dtype(type);
+  if (!dtype) throw py::type_error("tensors must be float16, bfloat16, float32 or float64");
+  return *dtype;
 }
 
 DType dtype_named(const std::string& name) {
@@ -111,9 +120,8 @@ using Dims = std::vector<std::int64_t>;
 
 void forward(py::handle input, py::handle output, const Dims& dims, bool log, int threads) {
   const Borrowed from(input), to(output);
-  execute(output, from.raw.device, threads, [&](const Execution& execution) {
-    host_softmax(operation_of(log), from.view, to.view, dims, execution);
-  });
+  execute(output, from.raw.device, threads,
+          [&](const Execution& execution) { host_softmax(operation_of(log), from.view, to.view, dims, execution); });
 }
 
 void backward(py::handle grad_output, py::handle output, py::handle grad_input, const Dims& dims, bool log,
@@ -122,6 +130,59 @@ void backward(py::handle grad_output, py::handle output, py::handle grad_input, 
   execute(grad_input, from.raw.device, threads, [&](const Execution& execution) {
     host_softmax_backward(operation_of(log), grad.view, from.view, to.view, dims, execution);
   });
+}
+
+// ---- the short path -----------------------------------------------------------------------------------------------
+// A plain call needs nothing of torch's dispatcher. None says that a call is not plain, or may be wrong: the caller
+// then goes the long way, where errors are worded.
+
+bool are_plain(py::handle a, py::handle b) {
+  const Torch& torch = Torch::get();
+  return torch.at_rest() && torch.is_ordinary(a) && torch.is_ordinary(b) && !torch.needs_grad(a) &&
+         !torch.needs_grad(b);
+}
+
+std::optional<Dims> plain_dims(py::handle dim) {
+  if (PyLong_CheckExact(dim.ptr())) return Dims{dim.cast<std::int64_t>()};
+  if (!PyTuple_CheckExact(dim.ptr()) || py::len(dim) == 0) return std::nullopt;
+  Dims dims;
+  for (const py::handle one : dim) {
+    if (!PyLong_CheckExact(one.ptr())) return std::nullopt;
+    dims.push_back(one.cast<std::int64_t>());
+  }
+  return dims;
+}
+
+// Whether kernels read the dtype of an ordinary tensor and write `result` (None: the same) from it.
+bool kernels_take(py::handle tensor, py::handle result) {
+  DLTensor raw;
+  if (exchange().dltensor_from_py_object_no_sync(tensor.ptr(), &raw) != 0) throw py::error_already_set();
+  const std::optional<DType> dtype = find_dtype(raw.dtype);
+  return dtype && Torch::get().is_fused(*dtype, result);
+}
+
+py::object run_forward(py::handle input, const Dims& dims, py::handle dtype, bool log) {
+  const py::object output = Torch::get().empty_like(input, dtype);
+  forward(input, output, dims, log, Torch::get().threads());
+  return output;
+}
+
+// `differentiable` is called instead of the kernel where the input needs a gradient and the call is plain otherwise.
+py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, bool log, py::handle differentiable) {
+  const Torch& torch = Torch::get();
+  const std::optional<Dims> dims = plain_dims(dim);
+  if (!dims || !torch.at_rest() || !torch.is_ordinary(input) || !kernels_take(input, dtype)) return py::none();
+  if (torch.needs_grad(input)) return differentiable(input, *dims, dtype, log, true);
+  return run_forward(input, *dims, dtype, log);
+}
+
+// Dtypes and shapes are those of a forward.
+py::object plain_backward(py::handle grad_output, py::handle output, const Dims& dims, py::handle input_dtype,
+                          bool log) {
+  if (!are_plain(grad_output, output)) return py::none();
+  const py::object grad_input = Torch::get().empty_like(output, input_dtype);
+  backward(grad_output, output, grad_input, dims, log, Torch::get().threads());
+  return grad_input;
 }
 
 // ---- plans --------------------------------------------------------------------------------------------------------
@@ -154,8 +215,7 @@ Planned plan_of(const Problem& problem, const Device& device, const std::optiona
   if (regime) {
     forced = regime_from(*regime);
     if (!forced)
-      throw py::value_error("regime is '" + *regime +
-                            "'; it may be warp, block, cluster, online, split or strided");
+      throw py::value_error("regime is '" + *regime + "'; it may be warp, block, cluster, online, split or strided");
   }
   return {problem, plan(problem, device, forced)};
 }
@@ -164,7 +224,12 @@ Device make_device(const std::string& kind, int index, int compute_capability, i
                    int shared_bytes_per_block, std::int64_t l2_bytes, int threads) {
   if (kind != "cpu" && kind != "cuda") throw py::value_error("kind is '" + kind + "'; it may be cpu or cuda");
   return {kind == "cpu" ? Device::Kind::cpu : Device::Kind::cuda,
-          index, compute_capability, multiprocessors, shared_bytes_per_block, l2_bytes, threads};
+          index,
+          compute_capability,
+          multiprocessors,
+          shared_bytes_per_block,
+          l2_bytes,
+          threads};
 }
 
 std::string kind_of(const Device& device) { return device.kind == Device::Kind::cpu ? "cpu" : "cuda"; }
@@ -199,7 +264,8 @@ PYBIND11_MODULE(_C, module) {
       .def_readonly("threads", &Device::threads)
       .def("__eq__", [](const Device& a, const Device& b) { return a == b; })
       .def("__repr__", [](const Device& device) {
-        if (device.kind == Device::Kind::cpu) return "Device(kind='cpu', threads=" + std::to_string(device.threads) + ")";
+        if (device.kind == Device::Kind::cpu)
+          return "Device(kind='cpu', threads=" + std::to_string(device.threads) + ")";
         return "Device(kind='cuda', index=" + std::to_string(device.index) +
                ", compute_capability=" + std::to_string(device.compute_capability) +
                ", multiprocessors=" + std::to_string(device.multiprocessors) + ")";
@@ -227,27 +293,40 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("inner", [](const Planned& p) { return p.problem.inner.size; })
       .def("__eq__", [](const Planned& a, const Planned& b) { return a.plan == b.plan && a.problem == b.problem; })
       .def("__str__", [](const Planned& p) { return to_string(p.plan); })
-      .def("__repr__", [](const Planned& p) { return "<Plan " + to_string(p.problem) + "; " + to_string(p.plan) + ">"; });
+      .def("__repr__",
+           [](const Planned& p) { return "<Plan " + to_string(p.problem) + "; " + to_string(p.plan) + ">"; });
 
   module.def("forward", &forward, py::arg("input"), py::arg("output"), py::arg("dims"), py::arg("log"),
              py::arg("threads"));
   module.def("backward", &backward, py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("dims"),
              py::arg("log"), py::arg("threads"));
+  module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"));
+  module.def("run_forward", &run_forward, py::arg("input"), py::arg("dims"), py::arg("dtype"), py::arg("log"));
+  module.def("plain_forward", &plain_forward, py::arg("input"), py::arg("dim"), py::arg("dtype"), py::arg("log"),
+             py::arg("differentiable"));
+  module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
+             py::arg("input_dtype"), py::arg("log"));
   module.def("build_info", &build_info);
-  module.def("device", [](const std::string& type, int index, int threads) {
-    return device_of({type == "cpu" ? kDLCPU : kDLCUDA, index}, threads);
-  }, py::arg("type"), py::arg("index") = 0, py::arg("threads") = 1);
+  module.def(
+      "device",
+      [](const std::string& type, int index, int threads) {
+        return device_of({type == "cpu" ? kDLCPU : kDLCUDA, index}, threads);
+      },
+      py::arg("type"), py::arg("index") = 0, py::arg("threads") = 1);
 
-  module.def("plan", [](bool log, bool is_backward, const std::string& source_dtype, const std::string& result_dtype,
-                        const Dims& sizes, const Dims& source_strides, const Dims& grad_strides,
-                        const Dims& result_strides, const Dims& dims, const Device& device,
-                        const std::array<std::int64_t, kOperands>& offsets, const std::optional<std::string>& regime) {
-    return plan_of(problem_of(log, is_backward, source_dtype, result_dtype, sizes, source_strides, grad_strides,
-                              result_strides, dims, offsets),
-                   device, regime);
-  }, py::arg("log"), py::arg("backward"), py::arg("source_dtype"), py::arg("result_dtype"), py::arg("sizes"),
-             py::arg("source_strides"), py::arg("grad_strides"), py::arg("result_strides"), py::arg("dims"),
-             py::arg("device"), py::arg("offsets") = std::array<std::int64_t, kOperands>{}, py::arg("regime") = py::none());
-  module.def("coverage", [](const Planned& planned) { return coverage(planned.problem, planned.plan); },
-             py::arg("plan"));
+  module.def(
+      "plan",
+      [](bool log, bool is_backward, const std::string& source_dtype, const std::string& result_dtype,
+         const Dims& sizes, const Dims& source_strides, const Dims& grad_strides, const Dims& result_strides,
+         const Dims& dims, const Device& device, const std::array<std::int64_t, kOperands>& offsets,
+         const std::optional<std::string>& regime) {
+        return plan_of(problem_of(log, is_backward, source_dtype, result_dtype, sizes, source_strides, grad_strides,
+                                  result_strides, dims, offsets),
+                       device, regime);
+      },
+      py::arg("log"), py::arg("backward"), py::arg("source_dtype"), py::arg("result_dtype"), py::arg("sizes"),
+      py::arg("source_strides"), py::arg("grad_strides"), py::arg("result_strides"), py::arg("dims"), py::arg("device"),
+      py::arg("offsets") = std::array<std::int64_t, kOperands>{}, py::arg("regime") = py::none());
+  module.def(
+      "coverage", [](const Planned& planned) { return coverage(planned.problem, planned.plan); }, py::arg("plan"));
 }

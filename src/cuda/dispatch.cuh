@@ -67,17 +67,6 @@ void visit_int(int value, Visitor&& visitor) {
   }
 }
 
-inline Offsets offsets_of(const Axis& axis) {
-  Offsets offsets{};
-  offsets.rank = axis.rank;
-  for (int group = 0; group < axis.rank; ++group) {
-    offsets.size[group] = axis.groups[group].size;
-    for (int operand = 0; operand < kOperands; ++operand)
-      offsets.stride[operand][group] = axis.groups[group].stride[operand];
-  }
-  return offsets;
-}
-
 // One past the last element of an operand, as an offset.
 inline std::int64_t extent(const Problem& problem, Operand operand) {
   std::int64_t last = 0;
@@ -100,7 +89,7 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.dim = problem.dim.size;
   arguments.live = plan.items;
   arguments.ragged = plan.ragged;
-  arguments.outer = offsets_of(problem.outer);
+  arguments.outer = problem.outer;
   return arguments;
 }
 

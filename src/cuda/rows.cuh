@@ -12,37 +12,33 @@
 
 namespace ndsoftmax::cuda {
 
-// An Axis as kernels take it: from an index to the offset of each operand.
+// Of an element, or of the first element of a row, from the start of each operand.
 struct Offsets {
-  int rank;
-  std::int64_t size[kMaxGroups];
-  std::int64_t stride[kOperands][kMaxGroups];
-
-  struct Result {
-    std::int64_t at[kOperands];
-  };
-
-  // of an axis that is one group
-  __device__ __forceinline__ Result single(std::int64_t index) const {
-    Result result;
-#pragma unroll
-    for (int operand = 0; operand < kOperands; ++operand) result.at[operand] = index * stride[operand][0];
-    return result;
-  }
-
-  __device__ __forceinline__ Result operator()(std::int64_t index) const {
-    if (rank == 1) return single(index);
-    Result result{};
-#pragma unroll 1
-    for (int group = rank - 1; group >= 0; --group) {
-      const std::int64_t rest = index / size[group], here = index - rest * size[group];
-#pragma unroll
-      for (int operand = 0; operand < kOperands; ++operand) result.at[operand] += here * stride[operand][group];
-      index = rest;
-    }
-    return result;
-  }
+  std::int64_t at[kOperands];
 };
+
+// On an axis of one group, or of none. (Kernels take an Axis as it is; what most calls need of it, the first group,
+// lies at its head, so that it comes with the first lines of a launch's parameters.)
+__device__ __forceinline__ Offsets offsets_in_group(const Axis& axis, std::int64_t index) {
+  Offsets offsets;
+#pragma unroll
+  for (int operand = 0; operand < kOperands; ++operand) offsets.at[operand] = index * axis.groups[0].stride[operand];
+  return offsets;
+}
+
+__device__ __forceinline__ Offsets offsets_in(const Axis& axis, std::int64_t index) {
+  if (axis.rank <= 1) return offsets_in_group(axis, index);
+  Offsets offsets{};
+#pragma unroll 1
+  for (int group = axis.rank - 1; group >= 0; --group) {
+    const Group& here = axis.groups[group];
+    const std::int64_t rest = index / here.size, within = index - rest * here.size;
+#pragma unroll
+    for (int operand = 0; operand < kOperands; ++operand) offsets.at[operand] += within * here.stride[operand];
+    index = rest;
+  }
+  return offsets;
+}
 
 template <typename Operation>
 struct RowArguments {
@@ -58,7 +54,7 @@ struct RowArguments {
   std::int64_t first_block;
   int live;     // vectors that any thread has of a row
   bool ragged;  // some row begins or ends within a vector
-  Offsets outer;
+  Axis outer;
 };
 
 template <typename Operation, typename Index>
@@ -79,7 +75,7 @@ class Row {
   // A row that does not exist has no elements: every load and store of it falls away.
   __device__ __forceinline__ Row(const RowArguments<Operation>& arguments, std::int64_t row)
       : dim_(row < arguments.rows ? static_cast<Index>(arguments.dim) : 0), ragged_(arguments.ragged) {
-    const Offsets::Result offset = arguments.outer(row < arguments.rows ? row : 0);
+    const Offsets offset = offsets_in(arguments.outer, row < arguments.rows ? row : 0);
     source_ = arguments.source + offset.at[kSource];
     grad_ = arguments.grad + offset.at[kGrad];
     result_ = arguments.result + offset.at[kResult];

@@ -26,7 +26,7 @@ struct StridedArguments {
   int live;  // items that any thread has
   int run;
   Phase phase;
-  Offsets outer_axis, dim_axis, inner_axis;
+  Axis dim_axis, outer_axis, inner_axis;
 };
 
 // The kVector columns a thread works on, and the elements of them that it has: base + item * threads_along + along.
@@ -47,12 +47,13 @@ class Columns {
       : arguments_(arguments), along_(along), dim_(column < arguments.columns ? static_cast<Index>(arguments.dim) : 0) {
     const std::int64_t outer = column < arguments.columns ? column / arguments.inner : 0;
     const std::int64_t inner = column < arguments.columns ? column - outer * arguments.inner : 0;
-    const Offsets::Result from = arguments.outer_axis(outer), to = arguments.inner_axis(inner * kVector);
-    const Offsets::Result first = kOneGroup ? arguments.dim_axis.single(along) : Offsets::Result{};
+    const Offsets from = offsets_in(arguments.outer_axis, outer),
+                  to = offsets_in(arguments.inner_axis, inner * kVector);
+    const Offsets first = kOneGroup ? offsets_in_group(arguments.dim_axis, along) : Offsets{};
     source_ = arguments.source + from.at[kSource] + to.at[kSource] + first.at[kSource];
     grad_ = arguments.grad + from.at[kGrad] + to.at[kGrad] + first.at[kGrad];
     result_ = arguments.result + from.at[kResult] + to.at[kResult] + first.at[kResult];
-    if constexpr (kOneGroup) step_ = arguments.dim_axis.single(arguments.threads_along);
+    if constexpr (kOneGroup) step_ = offsets_in_group(arguments.dim_axis, arguments.threads_along);
   }
 
   __device__ __forceinline__ bool exist() const { return dim_ > 0; }
@@ -61,7 +62,7 @@ class Columns {
   }
 
   __device__ __forceinline__ Raw load(Index base, int item) const {
-    const Offsets::Result offset = offset_of(base, item);
+    const Offsets offset = offset_of(base, item);
     Raw raw;
     raw.source = Vec<Source, kVector>::load(source_ + offset.at[kSource]);
     if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(grad_ + offset.at[kGrad]);
@@ -85,9 +86,9 @@ class Columns {
     return base + item * arguments_.threads_along + along_;
   }
 
-  __device__ __forceinline__ Offsets::Result offset_of(Index base, int item) const {
-    if constexpr (!kOneGroup) return arguments_.dim_axis(element(base, item));
-    Offsets::Result offset = arguments_.dim_axis.single(base);
+  __device__ __forceinline__ Offsets offset_of(Index base, int item) const {
+    if constexpr (!kOneGroup) return offsets_in(arguments_.dim_axis, element(base, item));
+    Offsets offset = offsets_in_group(arguments_.dim_axis, base);
 #pragma unroll
     for (int operand = 0; operand < kOperands; ++operand) offset.at[operand] += item * step_.at[operand];
     return offset;
@@ -97,7 +98,7 @@ class Columns {
   const Source* source_;
   const Source* grad_;
   Result* result_;
-  Offsets::Result step_;
+  Offsets step_;
   int along_;
   Index dim_;
 };
@@ -251,9 +252,9 @@ void launch_tiles(const Problem& problem, const Plan& plan, const Pointers& poin
   arguments.threads_along = plan.threads_per_row;
   arguments.live = plan.items;
   arguments.run = plan.run;
-  arguments.outer_axis = offsets_of(problem.outer);
-  arguments.dim_axis = offsets_of(problem.dim);
-  arguments.inner_axis = offsets_of(problem.inner);
+  arguments.outer_axis = problem.outer;
+  arguments.dim_axis = problem.dim;
+  arguments.inner_axis = problem.inner;
 
   const auto run = [&](void (*kernel)(StridedArguments<Operation>), Phase phase) {
     arguments.phase = phase;
