@@ -15,7 +15,7 @@ struct Device {
   enum class Kind : std::uint8_t { cpu, cuda } kind = Kind::cpu;
   int index = 0;
   // cuda
-  int compute_capability = 0;  // 10 × major + minor: 90 for sm_90
+  int compute_capability = 0;  // 10 × major + minor, of the device or the kernels compiled for it: the lesser
   int multiprocessors = 0;
   int shared_bytes_per_block = 0;  // with opt-in
   std::int64_t l2_bytes = 0;

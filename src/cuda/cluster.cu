@@ -16,10 +16,18 @@ __global__ void __launch_bounds__(1024) cluster_row(const RowArguments<Operation
   const int blocks = cluster.num_blocks(), rank = cluster.block_rank();
   hold_rows<kVectors, 1>(arguments, (arguments.first_block + blockIdx.x) / blocks, 1, blocks * blockDim.x,
                          rank * blockDim.x + threadIdx.x, Lanes{}, ClusterExchange{});
+#else
+  __trap();  // plans have no clusters for code compiled so
 #endif
 }
 
 }  // namespace
+
+int compiled_compute_capability() {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, cluster_row<Forward<false, float, float>>), "cudaFuncGetAttributes");
+  return attributes.ptxVersion;
+}
 
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -10,23 +11,6 @@
 
 namespace ndsoftmax::cuda {
 namespace {
-
-Device read_device(int index) {
-  const auto attribute = [&](cudaDeviceAttr name) {
-    int value = 0;
-    check(cudaDeviceGetAttribute(&value, name, index), "cudaDeviceGetAttribute");
-    return value;
-  };
-  Device device;
-  device.kind = Device::Kind::cuda;
-  device.index = index;
-  device.compute_capability =
-      10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
-  device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-  device.shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  device.l2_bytes = attribute(cudaDevAttrL2CacheSize);
-  return device;
-}
 
 // Makes a device current for as long as it lives.
 class CurrentDevice {
@@ -47,19 +31,43 @@ class CurrentDevice {
   bool changed_ = false;
 };
 
+Device read_device(int index) {
+  const CurrentDevice current(index);
+  const auto attribute = [&](cudaDeviceAttr name) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, name, index), "cudaDeviceGetAttribute");
+    return value;
+  };
+  Device device;
+  device.kind = Device::Kind::cuda;
+  device.index = index;
+  // A newer device than the kernels were compiled for runs them from PTX, without what only their newer versions have.
+  device.compute_capability =
+      std::min(compiled_compute_capability(),
+               10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor));
+  device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  device.shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  device.l2_bytes = attribute(cudaDevAttrL2CacheSize);
+  return device;
+}
+
 }  // namespace
 
 const Device& device(int index) {
-  static const std::vector<Device> devices = [] {
+  struct Entry {
+    std::once_flag read;
+    Device device;
+  };
+  static std::vector<Entry> entries = [] {
     int count = 0;
     check(cudaGetDeviceCount(&count), "looking for CUDA devices");
-    std::vector<Device> all;
-    for (int i = 0; i < count; ++i) all.push_back(read_device(i));
-    return all;
+    return std::vector<Entry>(count);
   }();
-  if (index < 0 || index >= static_cast<int>(devices.size()))
+  if (index < 0 || index >= static_cast<int>(entries.size()))
     throw std::runtime_error("there is no CUDA device " + std::to_string(index));
-  return devices[index];
+  Entry& entry = entries[index];
+  std::call_once(entry.read, [&] { entry.device = read_device(index); });
+  return entry.device;
 }
 
 void launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,

@@ -107,6 +107,12 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 }
 
 template <typename Arguments>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*)(Arguments)) {
+  attributes->ptxVersion = 90;
+  return cudaSuccess;
+}
+
+template <typename Arguments>
 cudaError_t cudaFuncSetAttribute(void (*)(Arguments), cudaFuncAttribute, int) {
   return cudaSuccess;
 }
