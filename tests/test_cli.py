@@ -44,7 +44,7 @@ def table(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--device", "tpu"), "tpu"), (("--dtype", "int8"), "int8"), (("--shape", "1"), "--shape")],
+    [(("--device", "tpu"), "tpu"), (("--dtype", "int8"), "int8"), (("--shape",), "--shape")],
     ids=str,
 )
 def test_bad_arguments_give_one_friendly_line(arguments: tuple[str, ...], words: str) -> None:

@@ -103,6 +103,13 @@ def test_autocast_leaves_the_cpu_alone(function: Any) -> None:
             assert function(x, 1).dtype == torchs(function)(x, 1).dtype == dtype
 
 
+def test_autocast_is_left_to_the_dispatcher(device: str) -> None:
+    x = normal(3, 4, device=device)
+    assert ndsoftmax._C.are_plain(x, x)
+    with torch.autocast(device):
+        assert not ndsoftmax._C.are_plain(x, x)
+
+
 # ---- compilers and tracers
 
 

@@ -1,6 +1,7 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 _Regime = Literal["warp", "block", "cluster", "online", "split", "strided"]
@@ -50,6 +51,14 @@ def forward(input: Tensor, output: Tensor, dims: Sequence[int], log: bool, threa
 def backward(
     grad_output: Tensor, output: Tensor, grad_input: Tensor, dims: Sequence[int], log: bool, threads: int
 ) -> None: ...
+def are_plain(a: Tensor, b: Tensor) -> bool: ...
+def run_forward(input: Tensor, dims: Sequence[int], dtype: torch.dtype | None, log: bool) -> Tensor: ...
+def plain_forward(
+    input: object, dim: object, dtype: object, log: bool, differentiable: Callable[..., Tensor]
+) -> Tensor | None: ...
+def plain_backward(
+    grad_output: Tensor, output: Tensor, dims: Sequence[int], input_dtype: torch.dtype | None, log: bool
+) -> Tensor | None: ...
 def build_info() -> dict[str, Any]: ...
 def device(type: str, index: int = 0, threads: int = 1) -> Device: ...
 def plan(

@@ -8,10 +8,23 @@ tensor([[0.2500, 0.2500, 0.2500, 0.2500],
 
 from typing import Any
 
-from ndsoftmax import _C, ops
+from ndsoftmax import _C, nn, ops
+from ndsoftmax._explain import Explanation, explain
+from ndsoftmax._override import disable, enable
 from ndsoftmax.functional import log_softmax, softmax
 
-__all__ = ["__version__", "build_info", "log_softmax", "ops", "softmax"]
+__all__ = [
+    "Explanation",
+    "__version__",
+    "build_info",
+    "disable",
+    "enable",
+    "explain",
+    "log_softmax",
+    "nn",
+    "ops",
+    "softmax",
+]
 
 
 def build_info() -> dict[str, Any]:

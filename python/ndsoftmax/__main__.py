@@ -15,9 +15,11 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 
 _EPILOG = """\
 examples:
-  ndsoftmax                     the GPU if there is one, else the CPU
-  ndsoftmax --device cpu        the CPU
-  ndsoftmax --dtype float16     every shape in float16
+  ndsoftmax                                     some real shapes on the GPU if there is one, else on the CPU
+  ndsoftmax --device cpu --dtype float16        the same shapes on the CPU, all in float16
+  ndsoftmax explain 8x19x1024x1024 --dim 1      the plan of one problem, and why
+  ndsoftmax explain 4096x50257 --dtype bfloat16 --device H200
+  ndsoftmax doctor                              what was built, what is here, and whether it computes right
 """
 
 _LEGEND = """\
@@ -29,7 +31,7 @@ frac      time of copying the tensor / ndsoftmax's; 1.00 is the speed of memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Show softmax of some real shapes on this machine; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="ndsoftmax",
         description="Show, for some shapes of real models on this machine, how ndsoftmax computes their softmax, "
@@ -39,10 +41,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", type=_device, help="cpu, cuda or cuda:1 (default: the best there is)")
     parser.add_argument("--dtype", choices=_DTYPES, help="use this dtype for every shape")
+    parser.set_defaults(run=_show)
+    commands = parser.add_subparsers(title="commands", metavar="")
+
+    explain = commands.add_parser("explain", help="print the plan of a problem, and why", argument_default=None)
+    explain.add_argument("shape", type=_shape, help="sizes with x between them: 8x16x1024x1024")
+    explain.add_argument("--dim", type=_dims, default=(-1,), help="what to normalize over: -1, or 0,2 (default: -1)")
+    explain.add_argument("--dtype", choices=_DTYPES, default="float32")
+    explain.add_argument("--device", help="cpu, cuda, or a GPU by name, also one that is not here: H200, A100, T4, …")
+    explain.add_argument("--log", action="store_true", help="log_softmax instead of softmax")
+    explain.add_argument("--backward", action="store_true", help="the gradient instead of the result")
+    explain.set_defaults(run=_explain)
+
+    doctor = commands.add_parser("doctor", help="what was built, what is here, and whether it computes right")
+    doctor.set_defaults(run=_doctor)
+
     options = parser.parse_args(arguments)
+    try:
+        exit_code: int = options.run(options)
+        return exit_code
+    except (ValueError, IndexError, RuntimeError) as error:
+        parser.exit(2, f"ndsoftmax: {error}\n")
+
+
+def _show(options: argparse.Namespace) -> int:
     device = options.device or _best_device()
     shown = cases(device.type, _DTYPES.get(options.dtype))
-
     print(f"{_describe(device)}, torch {torch.__version__}, ndsoftmax {ndsoftmax.__version__}\n")
     results = []
     for number, case in enumerate(shown, start=1):
@@ -51,6 +75,64 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _progress("")
     print(f"{table(results)}\n\n{_LEGEND}")
     return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    print(
+        ndsoftmax.explain(
+            options.shape,
+            options.dim,
+            dtype=_DTYPES[options.dtype],
+            device=options.device,
+            log=options.log,
+            backward=options.backward,
+        )
+    )
+    return 0
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    info = ndsoftmax.build_info()
+    lines = {
+        "ndsoftmax": f"{info['version']}, compiled by {info['compiler']}",
+        "torch": torch.__version__,
+        "CPU": f"{info['cpu_capability']} in use, of {', '.join(info['cpu_instruction_sets'])}; "
+        f"{torch.get_num_threads()} threads",
+        "CUDA": f"{info['cuda_version']}, for {', '.join(info['architectures'])}" if info["cuda"] else "not built",
+        "GPU": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
+    }
+    devices = ["cpu", *(["cuda"] if info["cuda"] and torch.cuda.is_available() else [])]
+    worst = {device: _self_test(device) for device in devices}
+    for device, error in worst.items():
+        lines[f"on {device}"] = f"largest error {error:.2g} float32 ulp against float64 (16 allowed)"
+    print("\n".join(f"{name:<10} {text}" for name, text in lines.items()))
+    wrong = [device for device, error in worst.items() if not error < 16]
+    if wrong:
+        print(f"\nWRONG: results on {' and '.join(wrong)} differ from float64")
+        return 1
+    missing = (
+        "" if info["cuda"] or not torch.cuda.is_available() else ", but has no kernels for the GPU: install with nvcc"
+    )
+    print(f"\nOK: ndsoftmax computes right here{missing}")
+    return 0
+
+
+def _self_test(device: str) -> float:
+    """The largest error against float64 over problems of every regime, in units of the last place of float32."""
+    worst = 0.0
+    for shape, dim in (
+        ((64, 50), 1),
+        ((64, 1000), 1),
+        ((8, 5000), 1),
+        ((3, 40000), 1),
+        ((1, 1 << 20), 1),
+        ((4, 21, 500), 1),
+    ):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        error = (ndsoftmax.log_softmax(x.to(device), dim).cpu().double() - torch.log_softmax(x.double(), dim)).abs()
+        truth = torch.log_softmax(x.double(), dim).abs().clamp(min=1)
+        worst = max(worst, (error / truth).max().item() / torch.finfo(torch.float32).eps)
+    return worst
 
 
 def _best_device() -> torch.device:
@@ -70,6 +152,20 @@ def _device(name: str) -> torch.device:
         if (device.index or 0) >= torch.cuda.device_count():
             raise argparse.ArgumentTypeError(f"{name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not sizes with x between them, as 8x16x1024") from None
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(dim) for dim in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dim, as -1, or several, as 0,2") from None
 
 
 def _describe(device: torch.device) -> str:

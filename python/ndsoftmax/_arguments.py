@@ -21,8 +21,8 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name} must be a strided tensor, but its layout is {tensor.layout}")
     if tensor.is_quantized:
         raise TypeError(f"{name} must not be quantized, but its dtype is {tensor.dtype}")
-    if not (tensor.is_cpu or tensor.is_cuda):
-        raise RuntimeError(f"{name} must be on a CPU or CUDA device, but is on {tensor.device}")
+    if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
+        raise RuntimeError(f"{name} must be on a CPU, CUDA or meta device, but is on {tensor.device}")
     if tensor.is_cuda and not _HAS_CUDA:
         raise RuntimeError(
             f"{name} is on {tensor.device}, but this build of ndsoftmax has no CUDA kernels; "
@@ -32,8 +32,6 @@ def check_tensor(name: str, tensor: object) -> None:
 
 def as_dims(dim: int | Sequence[int]) -> tuple[int, ...]:
     """`dim` as a tuple of ints; whether they are in range is for the dispatcher to say."""
-    if type(dim) is int:
-        return (dim,)
     if isinstance(dim, tuple | list):
         if not dim:
             raise ValueError("dim must name at least one dimension, but is empty")
@@ -42,6 +40,8 @@ def as_dims(dim: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _as_int(dim: object) -> int:
+    if isinstance(dim, int) and not isinstance(dim, bool):
+        return dim
     if isinstance(dim, bool | float) or not hasattr(dim, "__index__"):
         raise TypeError(f"dim must be an int or a tuple of ints, but got {dim!r} of type {type(dim).__name__}")
     return operator.index(dim)
@@ -65,13 +65,32 @@ def is_fused(source: torch.dtype, result: torch.dtype) -> bool:
     return source == result or (result == torch.float32 and source in (torch.float16, torch.bfloat16))
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """The tensor, with what torch only notes about its memory (negative, all zero) carried out."""
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    if tensor._is_zerotensor():
-        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return tensor
+def wrap_dims(dims: Sequence[int], rank: int) -> list[int]:
+    """`dims` counted from the first dimension; raises, in torch's words, unless they are in range and different."""
+    reach = max(rank, 1)  # a 0-d tensor is one element along dim 0 or -1
+    wrapped: list[int] = []
+    for dim in dims:
+        if not -reach <= dim < reach:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-reach}, {reach - 1}], but got {dim})"
+            )
+        if dim % reach in wrapped:
+            raise RuntimeError(f"dim {dim % reach} appears multiple times in the list of dims")
+        wrapped.append(dim % reach)
+    return wrapped
+
+
+def check_backward(grad_output: Tensor, output: Tensor, input_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the input's gradient; raises unless the arguments go together."""
+    for what in ("shape", "dtype", "device"):
+        theirs, ours = getattr(grad_output, what), getattr(output, what)
+        if theirs != ours:
+            raise RuntimeError(f"grad_output must have output's {what}, {ours}, but has {theirs}")
+    if input_dtype is None:
+        input_dtype = output.dtype
+    if not is_fused(input_dtype, output.dtype):
+        raise TypeError(f"input_dtype must be {output.dtype}, or 16-bit where that is float32, but is {input_dtype}")
+    return input_dtype
 
 
 def check_out(out: object, input: Tensor, dtype: torch.dtype) -> None:
@@ -88,8 +107,10 @@ def check_out(out: object, input: Tensor, dtype: torch.dtype) -> None:
         for name, tensor in (("input", input), ("out", out)):
             if tensor.requires_grad:
                 raise RuntimeError(f"out= does not support automatic differentiation, but {name} requires grad")
-    if out.is_neg() or out._is_zerotensor():
-        raise RuntimeError("out must be ordinary memory, but has the negative bit set or is a zero tensor")
+
+
+def check_memory(out: Tensor, input: Tensor) -> None:
+    """Raises unless the kernel may write `out` while it reads `input`."""
     if overlaps_itself(out):
         raise RuntimeError("out must not overlap itself: several of its elements share one memory location")
     if overlaps_partly(input, out):
@@ -123,7 +144,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
     for stride, size in _steps(tensor):
         if stride <= reach:  # they may meet: count
             where = _bytes(tensor, tensor.data_ptr())
-            return bool(where.unique().numel() < where.numel())
+            return bool(where.unique().numel() < where.numel())  # type: ignore[no-untyped-call]
         reach += (size - 1) * stride
     return False
 

@@ -1,13 +1,17 @@
-"""softmax and log_softmax as users call them: check, allocate, run."""
+"""softmax and log_softmax as users call them: the short path for plain calls, the operators for all others."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ndsoftmax import ops
-from ndsoftmax._arguments import as_dims, check_out, check_tensor, is_fused, plain, result_dtype
+from ndsoftmax import _C
+from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype
+from ndsoftmax._arrays import as_tensor, is_array, like_array
+from ndsoftmax._library import FORWARD, normalize
 
 
 def softmax(
@@ -56,7 +60,8 @@ def softmax(
     >>> ndsoftmax.softmax(x, dim=(0, 1)).sum()
     tensor(1.)
     """
-    return _normalize(input, dim, dtype, out, log=False)
+    result: Tensor = _normalize(False, input, dim, dtype, out)
+    return result
 
 
 def log_softmax(
@@ -71,47 +76,55 @@ def log_softmax(
     >>> ndsoftmax.log_softmax(torch.tensor([0.0, 0.0, -torch.inf]))
     tensor([-0.6931, -0.6931,    -inf])
     """
-    return _normalize(input, dim, dtype, out, log=True)
+    result: Tensor = _normalize(True, input, dim, dtype, out)
+    return result
 
 
-def _normalize(
-    input: Tensor, dim: int | Sequence[int], dtype: torch.dtype | None, out: Tensor | None, *, log: bool
-) -> Tensor:
-    check_tensor("input", input)
+def _normalize(log: bool, input: Any, dim: int | Sequence[int], dtype: torch.dtype | None, out: Tensor | None) -> Any:
+    if out is None and not torch.compiler.is_dynamo_compiling():
+        result = _C.plain_forward(input, dim, dtype, log, normalize)
+        if result is not None:
+            return result
+    return _long_way(log, input, dim, dtype, out)
+
+
+def _long_way(log: bool, input: Any, dim: int | Sequence[int], dtype: torch.dtype | None, out: Tensor | None) -> Any:
+    if has_torch_function((input, out)):
+        return handle_torch_function(log_softmax if log else softmax, (input, out), input, dim, dtype, out=out)
+    if is_array(input):
+        return like_array(_normalize(log, as_tensor(input), dim, dtype, out), input)
     dims = as_dims(dim)
-    dtype = result_dtype(input, dtype)
+    if isinstance(input, Tensor) and (input.is_nested or is_traceable_wrapper_subclass(input)):
+        return _torchs(log, input, dims, dtype, out)
+    check_tensor("input", input)
+    output_dtype = result_dtype(input, dtype)
     if out is not None:
-        check_out(out, input, dtype)
+        return _into(out, log, input, dims, output_dtype)
+    if not is_fused(input.dtype, output_dtype):
+        input = input.to(output_dtype)
+    return FORWARD[log](input, dims, dtype)
+
+
+def _torchs(log: bool, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype | None, out: Tensor | None) -> Tensor:
+    """torch's own, for tensors of tensors (DTensor, nested tensors, ...): they know its operators, not ours."""
+    if len(dims) != 1:
+        raise TypeError(f"dim must be one int for a {type(input).__name__}, but is {dims}")
+    function = torch.log_softmax if log else torch.softmax
+    return function(input, dims[0], dtype) if out is None else function(input, dims[0], dtype, out=out)
+
+
+def _into(out: Tensor, log: bool, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    check_out(out, input, dtype)
+    plain = not torch.compiler.is_dynamo_compiling() and _C.are_plain(input, out)
+    if plain:
+        check_memory(out, input)
     if not is_fused(input.dtype, dtype):
         input = input.to(dtype)
-    if out is not None:
-        ops.forward(input, dims, dtype, log, out)
-        torch.autograd.graph.increment_version(out)
-        return out
-    if input.requires_grad and torch.is_grad_enabled():
-        result: Tensor = _Normalize.apply(input, dims, dtype, log)  # type: ignore[no-untyped-call]
-        return result
-    return ops.forward(input, dims, dtype, log)
-
-
-class _Normalize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype, log: bool) -> Tensor:
-        output = ops.forward(input, dims, dtype, log)
-        ctx.save_for_backward(output)
-        ctx.dims, ctx.dtype, ctx.log = dims, input.dtype, log
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (output,) = ctx.saved_tensors
-        (grad,) = grads
-        if torch.is_grad_enabled():  # a second derivative is wanted: of something autograd can differentiate
-            total = (grad if ctx.log else grad * output).sum(ctx.dims, keepdim=True)
-            grad_input = grad - output.exp() * total if ctx.log else output * (grad - total)
-            return grad_input.to(ctx.dtype), None, None, None
-        return ops.backward(grad, output, ctx.dims, ctx.dtype, ctx.log), None, None, None
+    if not plain:
+        return out.copy_(FORWARD[log](input, dims, dtype))
+    _C.forward(input, out, dims, log, torch.get_num_threads())
+    torch.autograd.graph.increment_version(out)
+    return out
 
 
 __all__ = ["log_softmax", "softmax"]
-

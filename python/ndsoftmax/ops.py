@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ndsoftmax import _C
-from ndsoftmax._arguments import as_dims, check_tensor, is_fused, plain
+from ndsoftmax._arguments import as_dims, check_tensor
+from ndsoftmax._library import BACKWARD, kernel_backward
 
 
 def softmax_backward(
@@ -39,7 +40,7 @@ def softmax_backward(
     >>> ndsoftmax.ops.softmax_backward(torch.tensor([1.0, 0.0]), y)
     tensor([ 0.2500, -0.2500])
     """
-    return _checked_backward(grad_output, output, dim, input_dtype, log=False)
+    return _backward(False, grad_output, output, dim, input_dtype)
 
 
 def log_softmax_backward(
@@ -55,40 +56,18 @@ def log_softmax_backward(
     >>> ndsoftmax.ops.log_softmax_backward(torch.tensor([1.0, 0.0]), y)
     tensor([ 0.5000, -0.5000])
     """
-    return _checked_backward(grad_output, output, dim, input_dtype, log=True)
+    return _backward(True, grad_output, output, dim, input_dtype)
 
 
-def _checked_backward(
-    grad_output: Tensor, output: Tensor, dim: int | Sequence[int], input_dtype: torch.dtype | None, *, log: bool
+def _backward(
+    log: bool, grad_output: Tensor, output: Tensor, dim: int | Sequence[int], input_dtype: torch.dtype | None
 ) -> Tensor:
     check_tensor("grad_output", grad_output)
     check_tensor("output", output)
-    for what in ("shape", "dtype", "device"):
-        theirs, ours = getattr(grad_output, what), getattr(output, what)
-        if theirs != ours:
-            raise RuntimeError(f"grad_output must have output's {what}, {ours}, but has {theirs}")
-    if input_dtype is None:
-        input_dtype = output.dtype
-    if not is_fused(input_dtype, output.dtype):
-        raise TypeError(f"input_dtype must be {output.dtype}, or 16-bit where that is float32, but is {input_dtype}")
-    return backward(grad_output, output, as_dims(dim), input_dtype, log)
+    dims = as_dims(dim)
+    if not torch.compiler.is_dynamo_compiling() and _C.are_plain(grad_output, output):
+        return kernel_backward(log, grad_output, output, dims, input_dtype)
+    return BACKWARD[log](grad_output, output, dims, input_dtype)
 
 
-def forward(
-    input: Tensor, dims: tuple[int, ...], dtype: torch.dtype, log: bool, output: Tensor | None = None
-) -> Tensor:
-    """Runs the kernel on checked arguments, without autograd."""
-    input = plain(input.detach())
-    if output is None:
-        output = torch.empty_like(input, dtype=dtype)
-    _C.forward(input, output.detach(), dims, log, torch.get_num_threads())
-    return output
-
-
-def backward(grad_output: Tensor, output: Tensor, dims: tuple[int, ...], dtype: torch.dtype, log: bool) -> Tensor:
-    """Runs the backward kernel on checked arguments, without autograd."""
-    grad_input = torch.empty_like(output, dtype=dtype)
-    _C.backward(
-        plain(grad_output.detach()), plain(output.detach()), grad_input, dims, log, torch.get_num_threads()
-    )
-    return grad_input
+__all__ = ["log_softmax_backward", "softmax_backward"]

@@ -1,0 +1,47 @@
+"""Arrays of other libraries: in through DLPack, without a copy where memory allows it, and out as what they were."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch.utils.dlpack
+from torch import Tensor
+
+
+def is_array(input: object) -> bool:
+    return not isinstance(input, Tensor) and hasattr(type(input), "__dlpack__")
+
+
+def as_tensor(array: Any) -> Tensor:
+    """The array's memory as a tensor on its device."""
+    try:
+        return torch.utils.dlpack.from_dlpack(_exchangeable(array) if _is_numpy(array) else array)
+    except BufferError as error:
+        raise TypeError(f"input must be an array that DLPack can exchange, but: {error}") from error
+
+
+def like_array(tensor: Tensor, array: Any) -> Any:
+    """The tensor's memory as an array of the other array's library."""
+    if _is_numpy(array):
+        return tensor.numpy()
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__().from_dlpack(tensor)
+    return sys.modules[type(array).__module__.partition(".")[0]].from_dlpack(tensor)  # CuPy before 14
+
+
+def _is_numpy(array: object) -> bool:
+    return "numpy" in sys.modules and isinstance(array, sys.modules["numpy"].ndarray)
+
+
+def _exchangeable(array: Any) -> Any:
+    """The NumPy array, or a copy where torch.from_dlpack would abort or refuse."""
+    whole_steps = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    if whole_steps and array.dtype.isnative and (array.flags.writeable or _exchanges_read_only()):
+        return array
+    return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def _exchanges_read_only() -> bool:
+    numpy = sys.modules["numpy"]
+    return bool(numpy.lib.NumpyVersion(numpy.__version__) >= "2.1.0")

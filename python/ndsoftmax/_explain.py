@@ -1,0 +1,224 @@
+"""What a call would do, and why: the plan of a problem, on this machine or on a GPU that is not here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ndsoftmax import _C
+from ndsoftmax._arguments import as_dims, is_fused, result_dtype
+
+# GPUs that plans can be made for anywhere: what plan() reads of a device, and GB/s, from NVIDIA's datasheets.
+_NAMED: dict[str, tuple[dict[str, int], float]] = {
+    name: (
+        {
+            "compute_capability": capability,
+            "multiprocessors": multiprocessors,
+            "shared_bytes_per_block": shared_kib * 1024,
+            "l2_bytes": l2_mib << 20,
+        },
+        bandwidth,
+    )
+    for name, capability, multiprocessors, shared_kib, l2_mib, bandwidth in (
+        ("T4", 75, 40, 64, 4, 320),
+        ("A100", 80, 108, 163, 40, 2039),
+        ("L4", 89, 58, 99, 48, 300),
+        ("RTX 4090", 89, 128, 99, 72, 1008),
+        ("H100", 90, 132, 227, 50, 3350),
+        ("H200", 90, 132, 227, 50, 4800),
+        ("B200", 100, 148, 227, 126, 8000),
+    )
+}
+
+
+class Explanation:
+    """The plan of one problem; prints as a short text.
+
+    Attributes are those of the plan (``regime``, ``vector``, ``items``, ``threads_per_row``, ``grid``, ``block``,
+    ``cluster``, ``splits``, ``shared_bytes``, ``workspace_bytes``, ``passes``, ``why``, ``outer``, ``dim``, ``inner``),
+    and
+
+    problem : str
+        The operation and its dtypes.
+    device : str
+        Where it would run.
+    bytes : int
+        Bytes that must move: each tensor of the call once.
+    seconds : float or None
+        `bytes` over the device's bandwidth as its datasheet has it; None where that is not known.
+    """
+
+    _PLAN = (
+        "regime",
+        "outer",
+        "dim",
+        "inner",
+        "vector",
+        "items",
+        "threads_per_row",
+        "grid",
+        "block",
+        "cluster",
+        "splits",
+        "shared_bytes",
+        "workspace_bytes",
+        "passes",
+        "why",
+    )
+
+    def __init__(self, problem: str, device: str, plan: _C.Plan, moved: int, seconds: float | None) -> None:
+        self.problem = problem
+        self.device = device
+        self.plan = plan
+        self.bytes = moved
+        self.seconds = seconds
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._PLAN:
+            return getattr(self.plan, name)
+        raise AttributeError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything it says, as plain values."""
+        own = {name: getattr(self, name) for name in ("problem", "device", "bytes", "seconds")}
+        return own | {name: getattr(self.plan, name) for name in self._PLAN}
+
+    def __str__(self) -> str:
+        plan = self.plan
+        each = "column" if plan.regime == "strided" else "row"
+        lines = {
+            "problem": f"{self.problem}, outer × dim × inner = {plan.outer} × {plan.dim} × {plan.inner}",
+            "device": self.device,
+            "kernel": plan.regime + (", staged through shared memory" if plan.staged else ""),
+            "why": plan.why,
+        }
+        if self.device.startswith("CPU"):
+            lines["work"] = f"{plan.grid} tasks, vectors of {plan.vector}"
+        else:
+            lines["thread"] = (
+                f"{plan.items} × {plan.vector} elements of a {each}, {plan.threads_per_row} threads a {each}"
+            )
+            lines["grid"] = f"{plan.grid} blocks × {plan.block} threads" + (
+                f" in clusters of {plan.cluster}" if plan.cluster > 1 else ""
+            )
+            lines["shared"] = f"{plan.shared_bytes} bytes a block"
+        if plan.splits > 1:
+            lines["splits"] = f"{plan.splits} parts a {each}, {plan.workspace_bytes} bytes of workspace"
+        lines["memory"] = f"{_size(self.bytes)} to move, each element read {'once' if plan.passes == 1 else 'twice'}"
+        if self.seconds is not None:
+            lines["at best"] = f"{self.seconds * 1e6:.1f} µs at the bandwidth of the datasheet"
+        return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
+
+    __repr__ = __str__
+
+
+def explain(
+    input: Tensor | Sequence[int],
+    dim: int | Sequence[int] = -1,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    log: bool = False,
+    backward: bool = False,
+) -> Explanation:
+    """Which kernel a call would run, how, and why. Runs nothing and needs no GPU.
+
+    Parameters
+    ----------
+    input : Tensor or sequence of int
+        The tensor, or the shape of a contiguous one.
+    dim : int or sequence of int
+        What is normalized over.
+    dtype : torch.dtype, optional
+        Of a shape: its dtype, float32 by default. Of a tensor: what softmax's `dtype` would be.
+    device : str or torch.device, optional
+        "cpu", "cuda", "cuda:1", or a GPU by name: "T4", "A100", "L4", "RTX 4090", "H100", "H200" or "B200".
+        By default the tensor's device; for a shape, the GPU if there is one, else the CPU.
+    log : bool
+        log_softmax instead of softmax.
+    backward : bool
+        The gradient instead of the result.
+
+    Returns
+    -------
+    Explanation
+        Prints as text; has the plan's values as attributes, and `to_dict()`.
+
+    Raises
+    ------
+    ValueError
+        The device is unknown. Otherwise as :func:`ndsoftmax.softmax`.
+
+    Examples
+    --------
+    >>> plan = ndsoftmax.explain((8, 16, 1024, 1024), dtype=torch.bfloat16, device="H200")
+    >>> plan.regime, plan.threads_per_row, plan.passes
+    ('warp', 32, 1)
+    """
+    if isinstance(input, Tensor):
+        source, result = input.dtype, result_dtype(input, dtype)
+        described = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
+        offset = input.data_ptr() % 256 // input.element_size() if not input.is_meta else 0
+        device = device or input.device
+        if not is_fused(source, result):
+            source, offset = result, 0
+            described = torch.empty_like(described, dtype=result)
+    else:
+        described = torch.empty(tuple(input), dtype=dtype or torch.float32, device="meta")
+        source = result = result_dtype(described, None)
+        offset = 0
+    where, name, bandwidth = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    strides = list(described.stride())
+    dense = list(torch.empty_like(described).stride())
+    if backward:  # from a gradient and an output that lie as the output does, to a gradient that lies as they do
+        source, result, strides, offset = result, source, dense, 0
+    source_name, result_name = (str(one).removeprefix("torch.") for one in (source, result))
+    plan = _C.plan(
+        log,
+        backward,
+        source_name,
+        result_name,
+        list(described.shape),
+        strides,
+        dense,
+        dense,
+        as_dims(dim),
+        where,
+        (offset, 0, 0),
+    )
+    moved = described.numel() * (source.itemsize * (2 if backward else 1) + result.itemsize)
+    problem = f"{'log_softmax' if log else 'softmax'} {'backward' if backward else 'forward'} " + " → ".join(
+        dict.fromkeys((source_name, result_name))
+    )
+    return Explanation(problem, name, plan, moved, None if bandwidth is None else moved / (bandwidth * 1e9))
+
+
+def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:
+    """What plan() needs of a device, what it is called, and its bandwidth in GB/s."""
+    named = {name.lower().replace(" ", ""): name for name in _NAMED}
+    name = named.get(str(device).lower().replace(" ", ""))
+    if name is not None:
+        properties, bandwidth = _NAMED[name]
+        return _C.Device(kind="cuda", **properties), name, bandwidth
+    asked = str(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return _C.device("cpu", 0, threads), f"CPU ({_C.build_info()['cpu_capability']}, {threads} threads)", None
+    if device.type == "cuda" and torch.cuda.is_available():
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return _C.device("cuda", index), torch.cuda.get_device_name(index), None
+    known = ", ".join(["cpu", *(["cuda"] if torch.cuda.is_available() else []), *_NAMED])
+    raise ValueError(f"device is {asked!r}; here it may be {known}")
+
+
+def _size(count: int) -> str:
+    unit = min(int(math.log2(max(count, 1)) // 10), 4)
+    return f"{count / 1024**unit:.4g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"

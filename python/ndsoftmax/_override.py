@@ -1,0 +1,159 @@
+"""enable() and disable(): ndsoftmax under torch.softmax itself."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from ndsoftmax import _C
+from ndsoftmax._arguments import FLOATING, overlaps_itself, overlaps_partly
+from ndsoftmax._library import DEVICES
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_lock = threading.Lock()
+_holders: list[enable] = []  # who wants torch overridden; a statement stays in it until disable()
+_installed: Any = None  # the torch.library.Library that overrides torch
+
+
+class enable:  # a statement, a context manager and a decorator, as torch.no_grad
+    """Put ndsoftmax under ``torch.softmax``, ``F.softmax``, ``nn.Softmax`` and all that is built on them.
+
+    Process-wide and at once, for CPU and CUDA, forward and backward. What ndsoftmax does not take goes to torch as
+    before. Results are contiguous, as torch's are.
+
+    As a statement it holds until :func:`disable`. ``with enable():`` restores what was before; blocks may overlap, also
+    in different threads. ``@enable()`` holds while the function runs.
+
+    Examples
+    --------
+    >>> with ndsoftmax.enable():
+    ...     torch.nn.functional.softmax(torch.zeros(2), dim=0)
+    tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self) -> None:
+        self._pending = True  # a statement, until it turns out to open a block or to decorate
+        _change(_holders.append, self)
+
+    def __enter__(self) -> enable:
+        if not self._pending:
+            _change(_holders.append, self)
+        self._pending = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _change(_leave, self)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        _change(_leave, self)
+
+        @wraps(function)
+        def enabled(*args: P.args, **kwargs: P.kwargs) -> R:
+            with enable():
+                return function(*args, **kwargs)
+
+        return enabled
+
+
+def disable() -> None:
+    """Give ``torch.softmax`` back its own kernels, process-wide and at once, also inside blocks of :class:`enable`.
+
+    Examples
+    --------
+    >>> ndsoftmax.disable()
+    """
+    _change(_holders.clear)
+
+
+def _change(action: Callable[..., None], *arguments: object) -> None:
+    """Change who wants torch overridden, and then torch's dispatch table where that changed."""
+    global _installed
+    with _lock:
+        action(*arguments)
+        if _holders and _installed is None:
+            _installed = _install()
+        elif not _holders and _installed is not None:
+            _installed._destroy()
+            _installed = None
+
+
+def _leave(holder: enable) -> None:
+    if holder in _holders:  # a disable() may have come before
+        _holders.remove(holder)
+
+
+def _install() -> Any:
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")  # overriding is what we are here for
+        for log, name in ((False, "_softmax"), (True, "_log_softmax")):
+            for kernel, operator in ((_forward, name), (_backward, f"{name}_backward_data")):
+                for overload in (operator, f"{operator}.out"):
+                    for device in DEVICES:
+                        torchs = torch.library.get_kernel(f"aten::{overload}", device)
+                        library.impl(overload, partial(kernel, log, torchs), device, with_keyset=True)
+    return library
+
+
+# ---- kernels, with the signatures of aten's; `out` has the one tensor that an .out overload writes, if it is one
+
+
+def _forward(log: bool, torchs: Any, keys: Any, input: Tensor, dim: int, half_to_float: bool, **out: Tensor) -> Tensor:
+    dtype = torch.float32 if half_to_float else input.dtype
+    if not (_takes(input, dim, input.dtype, dtype) and all(_fits(one, input, dtype) for one in out.values())):
+        return cast(Tensor, torchs.call_boxed(keys, input, dim, half_to_float, **out))
+    output = next(iter(out.values()), None)
+    if output is None:
+        output = torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
+    _C.forward(input, output, (dim,), log, torch.get_num_threads())
+    return output
+
+
+def _backward(
+    log: bool,
+    torchs: Any,
+    keys: Any,
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int,
+    input_dtype: torch.dtype,
+    **out: Tensor,
+) -> Tensor:
+    if not (
+        _takes(output, dim, input_dtype, output.dtype)
+        and (grad_output.shape, grad_output.dtype, grad_output.device) == (output.shape, output.dtype, output.device)
+        and all(_fits(one, output, input_dtype) and _fits(one, grad_output, input_dtype) for one in out.values())
+    ):
+        return cast(Tensor, torchs.call_boxed(keys, grad_output, output, dim, input_dtype, **out))
+    grad_input = next(iter(out.values()), None)
+    if grad_input is None:
+        grad_input = torch.empty_like(output, dtype=input_dtype, memory_format=torch.contiguous_format)
+    _C.backward(grad_output, output, grad_input, (dim,), log, torch.get_num_threads())
+    return grad_input
+
+
+def _takes(tensor: Tensor, dim: int, narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Whether this is a call that torch would not refuse and that ndsoftmax has kernels for."""
+    fused = narrow == torch.float16 and wide == torch.float32 and tensor.is_cuda  # the one pair that torch fuses
+    reach = max(tensor.dim(), 1)
+    return wide in FLOATING and (narrow == wide or fused) and -reach <= dim < reach
+
+
+def _fits(out: Tensor, tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `out` can be written as it is, without a resize, while `tensor` is read."""
+    return (
+        (out.shape, out.dtype, out.device) == (tensor.shape, dtype, tensor.device)
+        and not overlaps_itself(out)
+        and not overlaps_partly(tensor, out)
+    )

@@ -1,0 +1,75 @@
+"""explain(): the plan that a call would use, as text, as attributes and on the command line."""
+
+import subprocess
+import sys
+
+import ndsoftmax
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("device", ["T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200", "cpu"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_any_shape_on_any_device(device, backward):
+    for shape in ((4096, 1000), (8, 50257), (3, 1 << 20), (8, 19, 64, 64)):
+        plan = ndsoftmax.explain(shape, 1, device=device, dtype=torch.bfloat16, backward=backward)
+        said = plan.to_dict()
+        assert said["regime"] in str(plan)
+        assert said["why"] in str(plan)
+        assert said["outer"] * said["dim"] * said["inner"] == torch.Size(shape).numel()
+        assert said["bytes"] == torch.Size(shape).numel() * 2 * (3 if backward else 2)
+        assert (plan.seconds is None) == (device == "cpu")
+
+
+def test_clusters_are_for_hopper_and_later():
+    assert ndsoftmax.explain((4096, 50257), device="H200").regime == "cluster"
+    assert ndsoftmax.explain((4096, 50257), device="A100").regime == "online"
+
+
+def test_a_tensor_is_explained_as_it_lies():
+    x = torch.zeros(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert ndsoftmax.explain(x, 1, device="H100").inner == 1
+    assert ndsoftmax.explain(x.contiguous(), 1, device="H100").inner == 64
+    assert ndsoftmax.explain(x[..., ::2], -1, device="H100").regime == "strided"
+    half = ndsoftmax.explain(x.half(), 1, dtype=torch.float32, device="H100")
+    assert half.bytes == x.numel() * 6
+    assert "float16 → float32" in str(half)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"'Voodoo'.*H200"):
+        ndsoftmax.explain((2, 3), device="Voodoo")
+    with pytest.raises(IndexError):
+        ndsoftmax.explain((2, 3), 2)
+    with pytest.raises(TypeError, match="dtype="):
+        ndsoftmax.explain(torch.zeros(3, dtype=torch.int64))
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "ndsoftmax", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_command_line():
+    done = run("explain", "8x16x1024x1024", "--dim", "-1", "--dtype", "bfloat16", "--device", "H200")
+    assert done.returncode == 0, done.stderr
+    assert "131072 × 1024 × 1" in done.stdout
+    assert run("doctor").stdout.rstrip().splitlines()[-1].startswith("OK")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", "4xbanana"),
+        ("explain", "4x-5"),
+        ("explain", "4x5", "--dim", "2"),
+        ("explain", "4x5", "--dim", "one"),
+        ("explain", "4x5", "--device", "Voodoo"),
+        ("explain",),
+        ("--device", "Voodoo"),
+    ],
+)
+def test_bad_command_lines_end_with_one_line_and_exit_code_2(arguments):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip()
