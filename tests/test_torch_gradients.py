@@ -56,6 +56,8 @@ def test_backward_operators_are_differentiable(device: str, log: bool) -> None:
             check_batched_grad=True,
         )
         assert gradgradcheck(lambda g, y, dim=dim: BACKWARD[log](g, y, dim), (grad, output))
+        assert gradcheck(lambda g, dim=dim: BACKWARD[log](g, output.detach(), dim), (grad,))
+        assert gradcheck(lambda y, dim=dim: BACKWARD[log](grad.detach(), y, dim), (output,))
 
 
 Transform = Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
@@ -69,7 +71,7 @@ TRANSFORMS: dict[str, Transform] = {
     "reverse over forward": lambda f: func.jacrev(func.jacfwd(f)),
     "third derivative": lambda f: func.jacfwd(func.hessian(lambda x: f(x).sum())),
     "vmap": lambda f: func.vmap(f, in_dims=1, out_dims=1),
-    "vmap of numbers": lambda f: func.vmap(func.vmap(lambda x: f(x.expand(1, 1)))),
+    "vmap of numbers": lambda f: func.vmap(func.vmap(f)),
     "vmap of grad": lambda f: func.vmap(func.grad(lambda row: f(row.view(1, -1)).sum())),
     "grad of vmap": lambda f: func.grad(lambda x: func.vmap(lambda row: f(row.view(1, -1)))(x).sum()),
     "functionalize": func.functionalize,

@@ -323,11 +323,16 @@ def test_the_profiler_sees_forward_and_backward(device: str, function: Any) -> N
 @FUNCTIONS
 def test_subclasses_stay_what_they_are(device: str, function: Any) -> None:
     class Named(Tensor):
-        pass
+        @classmethod
+        def __torch_function__(cls, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(called)
+            return super().__torch_function__(called, types, args, kwargs)
 
+    seen: list[Any] = []
     x = normal(3, 4, device=device)
     assert type(function(x.as_subclass(Named), 1)) is Named
     assert type(function(x, 1, out=torch.empty_like(x).as_subclass(Named))) is Named
+    assert seen.count(function) == 2
     assert torch.equal(function(torch.nn.Parameter(x), 1), function(x, 1))
 
 
@@ -387,3 +392,12 @@ def test_out_that_is_not_ordinary_memory(device: str) -> None:
     assert out.is_neg()
     torch.testing.assert_close(ndsoftmax.softmax(x, 1, out=out), ndsoftmax.softmax(x, 1))
     assert torch.equal(memory.imag, -out)
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_out_that_takes_the_long_way_is_as_exact(device: str, function: Any, dtype: torch.dtype) -> None:
+    x = normal(3, 4, device=device, dtype=dtype)
+    with Calls():
+        got = function(x, 1, dtype=torch.float32, out=torch.empty(3, 4, device=device))
+    assert torch.equal(got, function(x, 1, dtype=torch.float32))

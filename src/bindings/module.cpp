@@ -60,12 +60,18 @@ DType dtype_named(const std::string& name) {
   throw py::value_error("dtype is '" + name + "'; it may be float16, bfloat16, float32 or float64");
 }
 
+DLTensor exchanged(py::handle tensor) {
+  DLTensor raw;
+  if (exchange().dltensor_from_py_object_no_sync(tensor.ptr(), &raw) != 0) throw py::error_already_set();
+  return raw;
+}
+
 // Borrows from the Python tensor: valid while that is alive and not resized.
 struct Borrowed {
-  explicit Borrowed(py::handle tensor) {
-    if (exchange().dltensor_from_py_object_no_sync(tensor.ptr(), &raw) != 0) throw py::error_already_set();
-    view = {static_cast<char*>(raw.data) + raw.byte_offset, dtype_of(raw.dtype), raw.ndim, raw.shape, raw.strides};
-  }
+  explicit Borrowed(const DLTensor& raw)
+      : raw(raw),
+        view{static_cast<char*>(raw.data) + raw.byte_offset, dtype_of(raw.dtype), raw.ndim, raw.shape, raw.strides} {}
+  explicit Borrowed(py::handle tensor) : Borrowed(exchanged(tensor)) {}
   DLTensor raw;
   TensorView view;
 };
@@ -118,8 +124,8 @@ Operation operation_of(bool log) { return log ? Operation::log_softmax : Operati
 
 using Dims = std::vector<std::int64_t>;
 
-void forward(py::handle input, py::handle output, const Dims& dims, bool log, int threads) {
-  const Borrowed from(input), to(output);
+void forward(const Borrowed& from, py::handle output, const Dims& dims, bool log, int threads) {
+  const Borrowed to(output);
   execute(output, from.raw.device, threads,
           [&](const Execution& execution) { host_softmax(operation_of(log), from.view, to.view, dims, execution); });
 }
@@ -153,17 +159,9 @@ std::optional<Dims> plain_dims(py::handle dim) {
   return dims;
 }
 
-// Whether kernels read the dtype of an ordinary tensor and write `result` (None: the same) from it.
-bool kernels_take(py::handle tensor, py::handle result) {
-  DLTensor raw;
-  if (exchange().dltensor_from_py_object_no_sync(tensor.ptr(), &raw) != 0) throw py::error_already_set();
-  const std::optional<DType> dtype = find_dtype(raw.dtype);
-  return dtype && Torch::get().is_fused(*dtype, result);
-}
-
-py::object run_forward(py::handle input, const Dims& dims, py::handle dtype, bool log) {
+py::object run_forward(const Borrowed& from, py::handle input, const Dims& dims, py::handle dtype, bool log) {
   const py::object output = Torch::get().empty_like(input, dtype);
-  forward(input, output, dims, log, Torch::get().threads());
+  forward(from, output, dims, log, Torch::get().threads());
   return output;
 }
 
@@ -171,9 +169,12 @@ py::object run_forward(py::handle input, const Dims& dims, py::handle dtype, boo
 py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, bool log, py::handle differentiable) {
   const Torch& torch = Torch::get();
   const std::optional<Dims> dims = plain_dims(dim);
-  if (!dims || !torch.at_rest() || !torch.is_ordinary(input) || !kernels_take(input, dtype)) return py::none();
+  if (!dims || !torch.at_rest() || !torch.is_ordinary(input)) return py::none();
+  const DLTensor raw = exchanged(input);
+  const std::optional<DType> source = find_dtype(raw.dtype);
+  if (!source || !torch.is_fused(*source, dtype)) return py::none();
   if (torch.needs_grad(input)) return differentiable(input, *dims, dtype, log, true);
-  return run_forward(input, *dims, dtype, log);
+  return run_forward(Borrowed(raw), input, *dims, dtype, log);
 }
 
 // Dtypes and shapes are those of a forward.
@@ -296,12 +297,21 @@ PYBIND11_MODULE(_C, module) {
       .def("__repr__",
            [](const Planned& p) { return "<Plan " + to_string(p.problem) + "; " + to_string(p.plan) + ">"; });
 
-  module.def("forward", &forward, py::arg("input"), py::arg("output"), py::arg("dims"), py::arg("log"),
-             py::arg("threads"));
+  module.def(
+      "forward",
+      [](py::handle input, py::handle output, const Dims& dims, bool log, int threads) {
+        forward(Borrowed(input), output, dims, log, threads);
+      },
+      py::arg("input"), py::arg("output"), py::arg("dims"), py::arg("log"), py::arg("threads"));
   module.def("backward", &backward, py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("dims"),
              py::arg("log"), py::arg("threads"));
   module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"));
-  module.def("run_forward", &run_forward, py::arg("input"), py::arg("dims"), py::arg("dtype"), py::arg("log"));
+  module.def(
+      "run_forward",
+      [](py::handle input, const Dims& dims, py::handle dtype, bool log) {
+        return run_forward(Borrowed(input), input, dims, dtype, log);
+      },
+      py::arg("input"), py::arg("dims"), py::arg("dtype"), py::arg("log"));
   module.def("plain_forward", &plain_forward, py::arg("input"), py::arg("dim"), py::arg("dtype"), py::arg("log"),
              py::arg("differentiable"));
   module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
