@@ -6,6 +6,7 @@ import multiprocessing
 import re
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from oracle import assert_forward
 from strategies import FLOATS, numbers
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader, Dataset
 
 FUNCTIONS = pytest.mark.parametrize("function", [ndsoftmax.softmax, ndsoftmax.log_softmax])
@@ -283,3 +285,41 @@ def test_build_info() -> None:
     assert info["cpu_capability"] in info["cpu_instruction_sets"]
     assert info["compiler"]
     assert bool(info["cuda_version"]) == bool(info["architectures"]) == info["cuda"]
+
+
+@FUNCTIONS
+def test_more_dimensions_than_kernels_step_through(function: Any, device: str) -> None:
+    x = torch.randn([3] * 12 + [1, 2], device=device).permute(*range(13, -1, -1))[(slice(None, None, 2),) * 14]
+    assert_forward(function(x, 5), x, 5, log=function is ndsoftmax.log_softmax)
+    out = torch.empty_like(x)
+    assert torch.equal(function(x, (0, 7), out=out), function(x, (0, 7)))
+    x = x.detach().requires_grad_()
+    function(x, 3).square().sum().backward()
+    reference = x.detach().double().requires_grad_()
+    (torch.softmax if function is ndsoftmax.softmax else torch.log_softmax)(reference, 3).square().sum().backward()
+    torch.testing.assert_close(x.grad.double(), reference.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_interleaved_views_are_told_apart_at_once() -> None:
+    memory = torch.randn(4_000_000)
+    for a, b in ((memory[::2], memory[1::2]), (memory.view(-1, 2)[:, 0], memory.view(-1, 2)[:, 1])):
+        expected = torch.softmax(a.double(), 0)
+        ndsoftmax.softmax(a, 0, out=b)
+        torch.testing.assert_close(b.double(), expected, rtol=1e-5, atol=0)
+    with pytest.raises(RuntimeError, match="overlap"):
+        ndsoftmax.softmax(memory[0:99:3], 0, out=memory[1:66:2])
+
+
+def test_rows_that_threads_share_need_little_memory() -> None:
+    """Statistics pass between threads through memory that must not grow with the tensor."""
+    program = """
+import resource, torch, ndsoftmax
+x = torch.randn(4_000_000, 2)
+out = torch.empty(4_000_000)
+ndsoftmax.softmax(x[:1000, 0], 0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ndsoftmax.softmax(x[:, 0], 0, out=out)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 40_000  # KiB; the output alone is 16,000

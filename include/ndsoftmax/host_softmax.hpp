@@ -16,10 +16,14 @@ struct Execution {
   Device device;
   void* stream = nullptr;  // cudaStream_t; unused on the CPU
   // Returns device memory that lives until the work queued on `stream` is done. Called at most once, and only for
-  // plans with workspace_bytes > 0.
+  // plans with workspace_bytes > 0, on CUDA; without it, those throw std::invalid_argument.
   void* (*allocate)(void* context, std::size_t bytes) = nullptr;
   void* context = nullptr;
 };
+
+// The CUDA device of this number, as plan() needs it. Throws std::runtime_error where there is none, or no CUDA in this
+// build.
+const Device& cuda_device(int index);
 
 // output = softmax(input) or log_softmax(input) over `dims`. Same shape, any strides; output has the input's dtype,
 // or float32 where the input is 16-bit. output may be the input itself; it must not overlap it otherwise.

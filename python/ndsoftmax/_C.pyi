@@ -6,6 +6,8 @@ from torch import Tensor
 
 _Regime = Literal["warp", "block", "cluster", "online", "split", "strided"]
 
+MAX_GROUPS: int
+
 class Device:
     def __init__(
         self,
@@ -28,6 +30,7 @@ class Device:
 
 class Plan:
     regime: _Regime
+    ragged: bool
     staged: bool
     log2_dim: int
     vector: int

@@ -1,5 +1,6 @@
 """What a call may be given. Everything here runs before anything is computed, and changes nothing."""
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -128,11 +129,12 @@ def _steps(tensor: Tensor) -> list[tuple[int, int]]:
     return sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
-def _bytes(tensor: Tensor, begin: int) -> Tensor:
-    """Every byte that the tensor's elements take, counted from the address `begin`."""
-    where = torch.tensor([tensor.data_ptr() - begin])
-    for stride, size in [*_steps(tensor), (1 / tensor.element_size(), tensor.element_size())]:
-        where = (where[:, None] + torch.arange(size) * int(stride * tensor.element_size())).flatten()
+def _slots(tensor: Tensor, begin: int, grain: int) -> Tensor:
+    """Every slot of `grain` bytes that the tensor's elements take, counted from the address `begin`."""
+    item = tensor.element_size()
+    where = torch.tensor([(tensor.data_ptr() - begin) // grain], device="cpu")
+    for step, size in [*((stride * item // grain, size) for stride, size in _steps(tensor)), (1, item // grain)]:
+        where = (where[:, None] + torch.arange(size, device="cpu") * step).flatten()
     return where
 
 
@@ -143,7 +145,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
     reach = 0  # of all dimensions with smaller steps
     for stride, size in _steps(tensor):
         if stride <= reach:  # they may meet: count
-            where = _bytes(tensor, tensor.data_ptr())
+            where = _slots(tensor, tensor.data_ptr(), tensor.element_size())
             return bool(where.unique().numel() < where.numel())  # type: ignore[no-untyped-call]
         reach += (size - 1) * stride
     return False
@@ -158,10 +160,17 @@ def overlaps_partly(a: Tensor, b: Tensor) -> bool:
         return False
     if a_begin == b_begin and a.dtype == b.dtype and a.shape == b.shape and _strides(a) == _strides(b):
         return False
-    # Interleaved views (x[::2] and x[1::2]) share a range and no byte: count.
-    used = torch.zeros(max(a_end, b_end) - min(a_begin, b_begin), dtype=torch.bool)
-    used[_bytes(a, min(a_begin, b_begin))] = True
-    return bool(used[_bytes(b, min(a_begin, b_begin))].any())
+    # Views may share a range and no byte. Interleaved ones, x[::2] and x[1::2], meet nowhere within their common step.
+    apart = b_begin - a_begin
+    step = math.gcd(*(stride * one.element_size() for one in (a, b) for stride, _ in _steps(one)))
+    if step > 0 and a.element_size() <= apart % step <= step - b.element_size():
+        return False
+    # Others are rare: count.
+    begin, end = min(a_begin, b_begin), max(a_end, b_end)
+    grain = math.gcd(apart, a.element_size(), b.element_size())
+    used = torch.zeros((end - begin) // grain, dtype=torch.bool, device="cpu")
+    used[_slots(a, begin, grain)] = True
+    return bool(used[_slots(b, begin, grain)].any())
 
 
 def _strides(tensor: Tensor) -> list[int]:

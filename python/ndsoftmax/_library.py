@@ -65,16 +65,25 @@ def _fake_backward(grad_output: Tensor, output: Tensor, dim: Dims, input_dtype: 
 
 def kernel_forward(log: bool, input: Tensor, dim: Dims, dtype: torch.dtype | None = None) -> Tensor:
     output = _empty_output(input, dtype)
-    _C.forward(input, output, dim, log, torch.get_num_threads())
-    return output
+    if input.dim() <= _C.MAX_GROUPS:
+        _C.forward(input, output, dim, log, torch.get_num_threads())
+        return output
+    # Kernels step through no more dimensions than that unless they merge: contiguous ones do.
+    dense = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    _C.forward(input.contiguous(), dense, dim, log, torch.get_num_threads())
+    return output.copy_(dense)
 
 
 def kernel_backward(
     log: bool, grad_output: Tensor, output: Tensor, dim: Dims, input_dtype: torch.dtype | None = None
 ) -> Tensor:
     grad_input = _empty_grad_input(grad_output, output, input_dtype)
-    _C.backward(grad_output, output, grad_input, dim, log, torch.get_num_threads())
-    return grad_input
+    if output.dim() <= _C.MAX_GROUPS:
+        _C.backward(grad_output, output, grad_input, dim, log, torch.get_num_threads())
+        return grad_input
+    dense = torch.empty(grad_input.shape, dtype=grad_input.dtype, device=grad_input.device)
+    _C.backward(grad_output.contiguous(), output.contiguous(), dense, dim, log, torch.get_num_threads())
+    return grad_input.copy_(dense)
 
 
 # ---- gradients

@@ -147,7 +147,7 @@ def _takes(tensor: Tensor, dim: int, narrow: torch.dtype, wide: torch.dtype) -> 
     """Whether this is a call that torch would not refuse and that ndsoftmax has kernels for."""
     fused = narrow == torch.float16 and wide == torch.float32 and tensor.is_cuda  # the one pair that torch fuses
     reach = max(tensor.dim(), 1)
-    return wide in FLOATING and (narrow == wide or fused) and -reach <= dim < reach
+    return wide in FLOATING and (narrow == wide or fused) and -reach <= dim < reach and tensor.dim() <= _C.MAX_GROUPS
 
 
 def _fits(out: Tensor, tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -13,9 +13,6 @@
 #include "host/cpu/launch.hpp"
 #include "host/cuda_plan.hpp"
 #include "ndsoftmax/host_softmax.hpp"
-#if NDSOFTMAX_WITH_CUDA
-#include "cuda/launch.hpp"
-#endif
 
 using namespace ndsoftmax;
 
@@ -24,7 +21,9 @@ namespace {
 // ---- tensors ------------------------------------------------------------------------------------------------------
 
 const DLPackExchangeAPI& exchange() {
-  static const DLPackExchangeAPI* const api = [] {
+  // (a plain static would deadlock where its initialization hands the GIL over)
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<const DLPackExchangeAPI*> api;
+  const auto find = []() -> const DLPackExchangeAPI* {
     const py::object capsule = py::module_::import("torch").attr("Tensor").attr("__dlpack_c_exchange_api__");
     const auto* table =
         static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
@@ -34,8 +33,8 @@ const DLPackExchangeAPI& exchange() {
           "this torch's DLPack exchange table is not the one ndsoftmax was built for; "
           "ndsoftmax needs torch 2.10 or later");
     return table;
-  }();
-  return *api;
+  };
+  return *api.call_once_and_store_result(find).get_stored();
 }
 
 std::optional<DType> find_dtype(const DLDataType& type) {
@@ -99,9 +98,7 @@ Device device_of(const DLDevice& device, int threads) {
     cpu.threads = threads;
     return cpu;
   }
-#if NDSOFTMAX_WITH_CUDA
-  if (device.device_type == kDLCUDA) return cuda::device(device.device_id);
-#endif
+  if (device.device_type == kDLCUDA) return cuda_device(device.device_id);
   throw std::runtime_error("this build of ndsoftmax has kernels for the CPU" +
                            std::string(NDSOFTMAX_WITH_CUDA ? " and CUDA" : "") + " only");
 }
@@ -172,7 +169,7 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   if (!dims || !torch.at_rest() || !torch.is_ordinary(input)) return py::none();
   const DLTensor raw = exchanged(input);
   const std::optional<DType> source = find_dtype(raw.dtype);
-  if (!source || !torch.is_fused(*source, dtype)) return py::none();
+  if (raw.ndim > kMaxGroups || !source || !torch.is_fused(*source, dtype)) return py::none();
   if (torch.needs_grad(input)) return differentiable(input, *dims, dtype, log, true);
   return run_forward(Borrowed(raw), input, *dims, dtype, log);
 }
@@ -180,7 +177,7 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
 // Dtypes and shapes are those of a forward.
 py::object plain_backward(py::handle grad_output, py::handle output, const Dims& dims, py::handle input_dtype,
                           bool log) {
-  if (!are_plain(grad_output, output)) return py::none();
+  if (!are_plain(grad_output, output) || exchanged(output).ndim > kMaxGroups) return py::none();
   const py::object grad_input = Torch::get().empty_like(output, input_dtype);
   backward(grad_output, output, grad_input, dims, log, Torch::get().threads());
   return grad_input;
@@ -274,6 +271,7 @@ PYBIND11_MODULE(_C, module) {
 
   py::class_<Planned>(module, "Plan")
       .def_property_readonly("regime", [](const Planned& p) { return name_of(p.plan.regime); })
+      .def_property_readonly("ragged", [](const Planned& p) { return p.plan.ragged; })
       .def_property_readonly("staged", [](const Planned& p) { return p.plan.staged; })
       .def_property_readonly("log2_dim", [](const Planned& p) { return p.plan.log2_dim; })
       .def_property_readonly("vector", [](const Planned& p) { return p.plan.vector; })
@@ -316,6 +314,7 @@ PYBIND11_MODULE(_C, module) {
              py::arg("differentiable"));
   module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
              py::arg("input_dtype"), py::arg("log"));
+  module.attr("MAX_GROUPS") = kMaxGroups;
   module.def("build_info", &build_info);
   module.def(
       "device",

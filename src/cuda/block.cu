@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(1024) block_row(const RowArguments<Operation> 
 
 void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    launch_grid(block_row<Operation>, row_arguments<Operation>(problem, plan, pointers), plan, plan.grid, stream);
+    launch_grid(block_row<Operation>, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
   });
 }
 

@@ -31,7 +31,7 @@ int compiled_compute_capability() {
 
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    launch_grid(cluster_row<Operation>, row_arguments<Operation>(problem, plan, pointers), plan, plan.grid, stream);
+    launch_grid(cluster_row<Operation>, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
   });
 }
 

@@ -17,6 +17,7 @@ struct Pointers {
   const void* grad;
   void* result;
   void* workspace;
+  int shared_limit;  // bytes of shared memory that a block may ask for
 };
 
 inline void check(cudaError_t error, const char* what) {
@@ -98,10 +99,11 @@ enum class Phase { both, statistics, write };
 
 // Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for.
 template <typename Arguments>
-void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, std::int64_t grid,
+void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, const Pointers& pointers,
                  cudaStream_t stream) {
+  // the limit and not what this launch needs: another thread may be launching the same kernel
   if (plan.shared_bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, pointers.shared_limit),
           "cudaFuncSetAttribute");
   if (plan.cluster > 8)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
@@ -110,9 +112,9 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
   cluster.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
 
   const std::int64_t most = tuning::kMaxGrid / plan.cluster * plan.cluster;
-  for (std::int64_t done = 0; done < grid; done += most) {
+  for (std::int64_t done = 0; done < plan.grid; done += most) {
     cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(grid - done < most ? grid - done : most);
+    config.gridDim = static_cast<unsigned>(plan.grid - done < most ? plan.grid - done : most);
     config.blockDim = static_cast<unsigned>(plan.block);
     config.dynamicSmemBytes = plan.shared_bytes;
     config.stream = stream;

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(tuning::kOnlineMaxBlock) online_row(const Onli
   const std::int64_t index = block / arguments.splits, split = block - index * arguments.splits;
   const RowOf row(arguments, index);
   const work::Part part =
-      work::part_of(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits, 1);
+      work::part_of(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits);
   const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * kUnroll;
   // element where the vectors of a thread begin in the step that begins with vector `base`
   const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kVector;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(tuning::kOnlineMaxBlock) online_row(const Onli
     state = *whole.get();
   }
 
-  const auto finish = Operation::finish(state, state);
+  const auto finish = Operation::finish(state);
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {
     const std::int64_t base = part.begin + i * step;
@@ -90,7 +90,7 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
                                          static_cast<typename Operation::State*>(pointers.workspace)};
     const auto run = [&](Phase phase) {
       arguments.phase = phase;
-      launch_grid(online_row<Operation>, arguments, plan, plan.grid, stream);
+      launch_grid(online_row<Operation>, arguments, plan, pointers, stream);
     };
     if (plan.regime == Regime::online) return run(Phase::both);
     run(Phase::statistics);

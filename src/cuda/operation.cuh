@@ -88,28 +88,36 @@ struct Forward {
   }
 
   // Results from terms that reduce() has seen, of which it returned `held`, or from freshly loaded ones: again().
+  // `factor` moves a term from the maximum of its team to that of the row. It is no part of `scale`, because 2^kBias in
+  // the sum would make their product underflow before the result does.
   struct Finish {
-    Real max, scale;  // softmax: a factor; log_softmax: the logarithm of the sum
+    Real max, factor, scale;  // softmax: scale is 1 / sum; log_softmax: the logarithm of the sum
 
     __device__ __forceinline__ Real operator()(Term term) const {
       if constexpr (kLog)
         return (term - max) - scale;
       else
-        return term * scale;
+        return term * factor * scale;
     }
     __device__ __forceinline__ Real again(Term x) const {
       if constexpr (kLog)
         return (x - max) - scale;
       else
-        return exponential_for<Result>(x - max, !kLog) * scale;
+        return exponential_for<Result>(x - max, true) * scale;
     }
   };
 
-  __device__ __forceinline__ static Finish finish(const State& held, const State& row) {
+  // Where the team is the row, or again() will be asked.
+  __device__ __forceinline__ static Finish finish(const State& row) {
     if constexpr (kLog)
-      return {row.max, logarithm(row.sum)};
+      return {row.max, 1, logarithm(row.sum)};
     else
-      return {row.max, State::rescale(held.max, row.max) / row.sum};
+      return {row.max, 1, 1 / row.sum};
+  }
+  __device__ __forceinline__ static Finish finish(const State& held, const State& row) {
+    Finish result = finish(row);
+    if constexpr (!kLog) result.factor = State::rescale(held.max, row.max);
+    return result;
   }
 
  private:
@@ -167,6 +175,7 @@ struct Backward {
     __device__ __forceinline__ Real again(Term term) const { return (*this)(term); }
   };
 
+  __device__ __forceinline__ static Finish finish(const State& row) { return {row.sum}; }
   __device__ __forceinline__ static Finish finish(const State&, const State& row) { return {row.sum}; }
 };
 

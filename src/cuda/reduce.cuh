@@ -93,19 +93,19 @@ __device__ __forceinline__ State combine_warps(State state, State* shared) {
   return Lanes{}.combine(lane < warps ? shared[lane] : State{});
 }
 
-// How the lanes' state of a row becomes the row's.
+// How the state that a team of lanes holds becomes the row's, and what finishes its terms.
 struct WarpExchange {
-  template <typename State>
-  __device__ __forceinline__ State operator()(State state) const {
-    return state;
+  template <typename Operation>
+  __device__ __forceinline__ auto finish(const typename Operation::State& held) const {
+    return Operation::finish(held);
   }
 };
 
 struct BlockExchange {
-  template <typename State>
-  __device__ __forceinline__ State operator()(State state) const {
-    __shared__ Shared<State, kWarp> warps;
-    return combine_warps(state, warps.get());
+  template <typename Operation>
+  __device__ __forceinline__ auto finish(const typename Operation::State& held) const {
+    __shared__ Shared<typename Operation::State, kWarp> warps;
+    return Operation::finish(held, combine_warps(held, warps.get()));
   }
 };
 
@@ -114,16 +114,18 @@ struct ClusterExchange {
   // A block may write into another's shared memory only once that one runs: arrive early, wait late.
   __device__ __forceinline__ ClusterExchange() { cooperative_groups::this_cluster().barrier_arrive(); }
 
-  template <typename State>
-  __device__ __forceinline__ State operator()(State state) const {
+  template <typename Operation>
+  __device__ __forceinline__ auto finish(const typename Operation::State& held) const {
+    using State = typename Operation::State;
     __shared__ Shared<State, kWarp> warps, blocks;
     const auto cluster = cooperative_groups::this_cluster();
-    state = combine_warps(state, warps.get());
+    const State block = combine_warps(held, warps.get());
     cluster.barrier_wait();
-    const unsigned lane = threadIdx.x;
-    if (lane < cluster.num_blocks()) cluster.map_shared_rank(blocks.get(), lane)[cluster.block_rank()] = state;
+    const unsigned thread = threadIdx.x, count = cluster.num_blocks();
+    if (thread < count) cluster.map_shared_rank(blocks.get(), thread)[cluster.block_rank()] = block;
     cluster.sync();
-    return Lanes{}.combine(lane % kWarp < cluster.num_blocks() ? blocks.get()[lane % kWarp] : State{});
+    const unsigned lane = thread % kWarp;
+    return Operation::finish(held, Lanes{}.combine(lane < count ? blocks.get()[lane] : State{}));
   }
 };
 #endif

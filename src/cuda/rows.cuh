@@ -179,7 +179,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       row[r].terms(raw[r][item], first + item * step, terms + item * kVector);
     }
     const auto held = Operation::template reduce<kVectors, kVector, kVector>(terms, arguments.live, team);
-    const auto finish = Operation::finish(held, exchange(held));
+    const auto finish = exchange.template finish<Operation>(held);
 #pragma unroll
     for (int item = 0; item < kVectors; ++item) {
       if (item >= arguments.live) break;

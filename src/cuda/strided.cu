@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
   const std::int64_t tile = block / arguments.splits, split = block - tile * arguments.splits;
   const std::int64_t column = tile * exchange.columns + exchange.thread.column;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
-  const work::Part part = work::part_of(arguments.dim, split, arguments.splits, 1);
+  const work::Part part = work::part_of(arguments.dim, split, arguments.splits);
   const std::int64_t step = static_cast<std::int64_t>(arguments.threads_along) * kUnroll;
   const auto load = [&](std::int64_t base, typename ColumnsOf::Raw(&raw)[kUnroll]) {
 #pragma unroll
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) finish[k] = Operation::finish(state[k], state[k]);
+  for (int k = 0; k < kVector; ++k) finish[k] = Operation::finish(state[k]);
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {  // backwards: L2 still has the end
     const std::int64_t base = part.begin + i * step;
@@ -258,7 +258,7 @@ void launch_tiles(const Problem& problem, const Plan& plan, const Pointers& poin
 
   const auto run = [&](void (*kernel)(StridedArguments<Operation>), Phase phase) {
     arguments.phase = phase;
-    launch_grid(kernel, arguments, plan, plan.grid, stream);
+    launch_grid(kernel, arguments, plan, pointers, stream);
   };
   if (plan.passes == 1) return run(held_tile<Operation, kVector, kOneGroup>, Phase::both);
   if (plan.splits == 1) return run(online_tile<Operation, kVector, kOneGroup>, Phase::both);

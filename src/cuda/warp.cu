@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
                                             : Operation::nothing();
     }
     const auto state = Operation::template reduce<kItems, 1, 1>(terms, arguments.live, Lanes{kLanes});
-    const auto finish = Operation::finish(state, state);
+    const auto finish = Operation::finish(state);
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= arguments.live) break;
@@ -86,12 +86,12 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     if (plan.staged) {
       visit_int<1, tuning::kWarpMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
-        launch_grid(staged_rows<Operation, log2_dim>, arguments, plan, plan.grid, stream);
+        launch_grid(staged_rows<Operation, log2_dim>, arguments, plan, pointers, stream);
       });
     } else {
       constexpr int kSmallest = std::bit_width(static_cast<unsigned>(Row<Operation, int>::kVector)) - 1;
       visit_int<kSmallest, tuning::kWarpMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
-        launch_grid(warp_rows<Operation, log2_dim>, arguments, plan, plan.grid, stream);
+        launch_grid(warp_rows<Operation, log2_dim>, arguments, plan, pointers, stream);
       });
     }
   });

@@ -71,7 +71,7 @@ void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) 
     const std::int64_t row = block / plan.splits, split = block % plan.splits;
     const int phase = phase_of(problem, plan, row);
     const work::Part part =
-        work::part_of(work::vectors_in_row(problem.dim.size, plan.vector, phase), split, plan.splits, 1);
+        work::part_of(work::vectors_in_row(problem.dim.size, plan.vector, phase), split, plan.splits);
     for (int thread = 0; thread < plan.block; ++thread)
       for (std::int64_t vector = part.begin + thread; vector < part.end; vector += plan.block)
         counts.row_elements(row, work::first_element<std::int64_t>(vector, 1, 0, plan.vector, phase), plan.vector);
@@ -86,7 +86,7 @@ void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
       const work::TileThread thread = work::tile_thread(index, plan.run, along);
       const std::int64_t column = block / plan.splits * width + thread.column;
       if (column >= columns) continue;
-      const work::Part part = work::part_of(problem.dim.size, block % plan.splits, plan.splits, 1);
+      const work::Part part = work::part_of(problem.dim.size, block % plan.splits, plan.splits);
       const std::int64_t held_end = plan.passes == 1 ? std::int64_t{plan.items} * along : part.end;
       for (std::int64_t d = part.begin + thread.along; d < std::min(part.end, held_end); d += along)
         counts.columns(column * plan.vector, plan.vector, d);

@@ -73,11 +73,19 @@ bool rows_are_vectors(const Problem& problem) {
 }
 
 // Staging needs rows without gaps that start on 16 bytes as a whole; it pays where single rows do not.
-bool should_stage(const Problem& problem, const Rows& rows) {
+int staged_bytes(const Problem& problem) {
+  const int dim = static_cast<int>(problem.dim.size);
+  const int source = size_of(problem.source), result = size_of(problem.result);
+  const int sources = problem.direction == Direction::backward ? 2 : 1;
+  const int rows = tuning::staged_rows_per_block(std::max(1, log2_up(dim)), dim, source, result);
+  return rows * dim * (sources * source + (source == result ? 0 : result));  // in place where sizes are equal
+}
+
+bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
   for (int operand = 0; operand < kOperands; ++operand)
     if (uses(problem, operand) && problem.misalignment[operand] != 0) return false;
-  return problem.dim.size % rows.vector != 0;
+  return problem.dim.size % rows.vector != 0 && staged_bytes(problem) <= device.shared_bytes_per_block;
 }
 
 // A regime's answer: a plan, or why not.
@@ -96,19 +104,18 @@ Plan row_plan(Regime regime, const Rows& rows, std::int64_t threads_per_row) {
   return plan;
 }
 
-Offer offer_warp(const Problem& problem, const Rows& rows) {
+Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device) {
   Plan plan;
-  if (should_stage(problem, rows)) {
-    const int dim = static_cast<int>(problem.dim.size), bytes = size_of(problem.source);
-    const int sources = problem.direction == Direction::backward ? 2 : 1;
-    const bool in_place = bytes == size_of(problem.result);
+  if (should_stage(problem, rows, device)) {
+    const int dim = static_cast<int>(problem.dim.size);
     plan.staged = true;
     plan.log2_dim = std::max(1, log2_up(dim));
     plan.vector = rows.vector;
     plan.threads_per_row = tuning::staged_lanes(plan.log2_dim);
     plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row));
-    plan.rows_per_block = tuning::staged_rows_per_block(plan.log2_dim, dim, bytes, size_of(problem.result));
-    plan.shared_bytes = plan.rows_per_block * dim * (sources * bytes + (in_place ? 0 : size_of(problem.result)));
+    plan.rows_per_block =
+        tuning::staged_rows_per_block(plan.log2_dim, dim, size_of(problem.source), size_of(problem.result));
+    plan.shared_bytes = staged_bytes(problem);
     plan.why = "rows that do not start on 16 bytes: a run of them, through shared memory";
   } else {
     const std::int64_t covered = rows.aligned ? problem.dim.size : rows.vectors * rows.vector;
@@ -255,7 +262,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
   const Rows rows = rows_of(problem);
   switch (regime) {
-    case Regime::warp: return offer_warp(problem, rows);
+    case Regime::warp: return offer_warp(problem, rows, device);
     case Regime::block: return offer_block(rows, 1024);
     case Regime::cluster: return offer_cluster(rows, device, architecture);
     case Regime::online: return offer_online(rows, architecture);
@@ -276,7 +283,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem);
-  if (const Offer warp = offer_warp(problem, rows); warp.plan) return *warp.plan;
+  if (const Offer warp = offer_warp(problem, rows, device); warp.plan) return *warp.plan;
   const bool few = rows.count < device.multiprocessors && problem.dim.size >= tuning::kFewRowsMinDim;
   const std::int64_t most_threads = few ? 0 : architecture.block_threads;
   if (const Offer block = offer_block(rows, architecture.max_cluster > 1 ? most_threads : 1024); block.plan)

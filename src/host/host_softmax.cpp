@@ -24,6 +24,12 @@ std::optional<Regime> forced_regime() {
   return regime;
 }
 
+#if !NDSOFTMAX_WITH_CUDA
+[[noreturn]] void no_cuda() {
+  throw std::runtime_error("this build of ndsoftmax has no CUDA kernels; build it where nvcc is on the PATH");
+}
+#endif
+
 void run(const Problem& problem, const TensorView& source, const TensorView* grad, const TensorView& result,
          const Execution& execution) {
   if (problem.elements() == 0) return;
@@ -32,16 +38,27 @@ void run(const Problem& problem, const TensorView& source, const TensorView* gra
   if (execution.device.kind == Device::Kind::cpu)
     return cpu::launch(problem, chosen, execution.device, source.data, grad_data, result.data);
 #if NDSOFTMAX_WITH_CUDA
-  void* workspace = chosen.workspace_bytes > 0
-                        ? execution.allocate(execution.context, static_cast<std::size_t>(chosen.workspace_bytes))
-                        : nullptr;
+  void* workspace = nullptr;
+  if (chosen.workspace_bytes > 0) {
+    if (execution.allocate == nullptr)
+      throw std::invalid_argument("this plan needs a workspace, but execution.allocate is null: " + to_string(chosen));
+    workspace = execution.allocate(execution.context, static_cast<std::size_t>(chosen.workspace_bytes));
+  }
   cuda::launch(problem, chosen, execution.device, source.data, grad_data, result.data, workspace, execution.stream);
 #else
-  throw std::runtime_error("this build of ndsoftmax has no CUDA kernels; build it where nvcc is on the PATH");
+  no_cuda();
 #endif
 }
 
 }  // namespace
+
+const Device& cuda_device([[maybe_unused]] int index) {
+#if NDSOFTMAX_WITH_CUDA
+  return cuda::device(index);
+#else
+  no_cuda();
+#endif
+}
 
 void host_softmax(Operation operation, const TensorView& input, const TensorView& output,
                   std::span<const std::int64_t> dims, const Execution& execution) {

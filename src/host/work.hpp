@@ -1,5 +1,5 @@
-// Which thread does which part of a problem: the index arithmetic of every CUDA kernel, in functions that the host
-// can call too. coverage() walks them to show that each element is written exactly once.
+// Which thread does which part of a problem, in functions that kernels and the host share. coverage() walks them to
+// show that each element is written exactly once.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,12 @@ NDSOFTMAX_HOST_DEVICE Index vectors_in_row(Index dim, int vector, int phase) {
   return (dim + phase + vector - 1) / vector;
 }
 
-// Part `part` of `parts` of `total` things, in whole multiples of `grain` things.
+// Part `part` of `parts` of `total` things.
 struct Part {
   std::int64_t begin, end;
 };
-NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts, std::int64_t grain) {
-  const std::int64_t grains = (total + grain - 1) / grain;
-  const std::int64_t size = (grains + parts - 1) / parts * grain;
+NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts) {
+  const std::int64_t size = (total + parts - 1) / parts;
   const std::int64_t begin = part * size < total ? part * size : total;
   return {begin, begin + size < total ? begin + size : total};
 }

@@ -1,6 +1,7 @@
 // Plans of described GPUs: the regimes where they belong, every element written exactly once, forcing and refusing.
 #include <algorithm>
 #include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "check.hpp"
@@ -56,6 +57,19 @@ int main() {
           if (inner == 1) CHECK(covers(here, plan(here, gpu(90), forced)));
         CHECK(covers(here, plan(here, gpu(90), Regime::strided)));
       }
+
+  // every width fits in the shared memory of the smallest GPU, forward and backward, from and to every dtype
+  for (std::int64_t dim = 1; dim <= 1100; ++dim)
+    for (const auto& [source, result, backward] : {std::tuple{DType::float16, DType::float32, false},
+                                                   {DType::float64, DType::float64, true},
+                                                   {DType::float32, DType::float16, true},
+                                                   {DType::float32, DType::float32, true}}) {
+      const std::vector<std::int64_t> sizes{64, dim}, strides{dim, 1}, last{1};
+      const TensorView from{nullptr, source, 2, sizes.data(), strides.data()};
+      const TensorView to{nullptr, result, 2, sizes.data(), strides.data()};
+      const Problem rows = make_problem(Operation::softmax, from, backward ? &from : nullptr, to, last);
+      CHECK(plan(rows, gpu(75)).shared_bytes <= gpu(75).shared_bytes_per_block);
+    }
 
   CHECK_THROWS(std::invalid_argument, plan(problem(1, 2000, 1), gpu(90), Regime::warp));
   CHECK_THROWS(std::invalid_argument, plan(problem(1, 2000, 1), gpu(80), Regime::cluster));

@@ -438,7 +438,8 @@ template <Operation operation, typename Real, typename Source, typename Result>
 [[gnu::flatten]] void column_backward(const Columns& columns, const void* grad, const void* output, void* result) {
   const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
   auto* to = static_cast<Result*>(result);
-  const auto [source_stride, grad_stride, result_stride] = columns.stride;
+  const std::int64_t source_stride = columns.stride[kSource], grad_stride = columns.stride[kGrad],
+                     result_stride = columns.stride[kResult];
   for_bands<Real>(
       columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
         constexpr int band = vectors * kLanes<Real>;

@@ -37,9 +37,16 @@ struct Job {
   const void* context;
   std::int64_t tasks;
   std::atomic<std::int64_t> next = 0;
+  std::exception_ptr error = nullptr;  // of the first task that failed; none begins after it
+  std::atomic_flag failed{};
 
-  void work() {
-    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) task(context, i);
+  void work() noexcept {
+    try {
+      for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) task(context, i);
+    } catch (...) {
+      next.store(tasks, std::memory_order_relaxed);
+      if (!failed.test_and_set()) error = std::current_exception();
+    }
   }
 };
 
@@ -111,8 +118,11 @@ Pool& pool() {
 void parallel_for(std::int64_t tasks, int threads, void (*task)(const void*, std::int64_t), const void* context) {
   threads = static_cast<int>(std::min<std::int64_t>(threads, tasks));
   Job job{task, context, tasks};
-  if (threads <= 1) return job.work();
-  pool().run(job, threads);
+  if (threads <= 1)
+    job.work();
+  else
+    pool().run(job, threads);
+  if (job.error) std::rethrow_exception(job.error);
 }
 
 }  // namespace ndsoftmax::cpu

@@ -27,7 +27,7 @@ void take_slab(Tiling& tiling, std::int64_t period, int lanes) {
 
 void take_columns(Tiling& tiling, int lanes) {
   tiling.shape = Tiling::Shape::columns;
-  std::int64_t width = kWidestPart;
+  std::int64_t width = std::min<std::int64_t>(kWidestPart, round_up(tiling.positions_size, lanes));
   if (tiling.dim_size * 4 * lanes <= kTile)
     width = round_up(std::max<std::int64_t>(kComfortable / tiling.dim_size, 4 * lanes), lanes);
   else
