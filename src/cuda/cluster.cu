@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(1024) cluster_row(const RowArguments<Operation
   constexpr int kVectors = tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection);
   const auto cluster = cooperative_groups::this_cluster();
   const int blocks = cluster.num_blocks(), rank = cluster.block_rank();
-  hold_rows<kVectors, 1>(arguments, (arguments.first_block + blockIdx.x) / blocks, 1, blocks * blockDim.x,
+  hold_rows<kVectors, 1>(arguments, (arguments.first_block + blockIdx.x) / blocks, 1, 1, blocks * blockDim.x,
                          rank * blockDim.x + threadIdx.x, Lanes{}, ClusterExchange{});
 #else
   __trap();  // plans have no clusters for code compiled so

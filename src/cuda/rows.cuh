@@ -155,7 +155,7 @@ class Row {
 // this function with other teams.
 template <int kVectors, int kRows, typename Operation, typename Exchange>
 __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
-                                          int row_step, int threads_per_row, int lane, const Lanes& team,
+                                          int row_step, int turns, int threads_per_row, int lane, const Lanes& team,
                                           const Exchange& exchange) {
   using RowOf = Row<Operation, int>;
   constexpr int kVector = RowOf::kVector;
@@ -165,12 +165,14 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
   typename RowOf::Raw raw[kRows][kVectors];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    if (r >= turns) break;
     row[r] = RowOf(arguments, first_row + r * row_step);
     row[r].load(work::first_element(0, threads_per_row, lane, kVector, row[r].phase()), step, arguments.dim, raw[r]);
   }
 
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    if (r >= turns) break;
     const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
     typename Operation::Term terms[kVectors * kVector];
 #pragma unroll

@@ -15,9 +15,13 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
   constexpr tuning::WarpLayout kLayout = tuning::warp_layout(kLog2Dim, kVector);
   constexpr int kGroups = tuning::kWarpBlock / kLayout.lanes;
   const int group = threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
-  const std::int64_t row = work::row(arguments.first_block + blockIdx.x, kGroups * kLayout.rows, group, kGroups, 0);
-  hold_rows<kLayout.vectors, kLayout.rows>(arguments, row, kGroups, kLayout.lanes, lane, Lanes{kLayout.lanes},
-                                           WarpExchange{});
+  const auto row_of = [&](int team, int turn) {
+    return work::row(arguments.first_block + blockIdx.x, kGroups * kLayout.rows, team, kGroups, turn);
+  };
+  int turns = 1;  // that have a row for any team: few rows should not wait for the turns of many
+  while (turns < kLayout.rows && row_of(0, turns) < arguments.rows) ++turns;
+  hold_rows<kLayout.vectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,
+                                           Lanes{kLayout.lanes}, WarpExchange{});
 }
 
 // Copies `count` elements between global and shared memory, both aligned to a vector.
@@ -55,7 +59,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   __syncthreads();
 
   const int lane = threadIdx.x % kLanes;
-  for (int turn = 0; turn < rows_per_block; turn += kTeams) {
+  for (int turn = 0; turn < rows; turn += kTeams) {
     const int row = turn + threadIdx.x / kLanes;
     const bool exists = row < rows;
     typename Operation::Term terms[kItems];
