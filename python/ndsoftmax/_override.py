@@ -82,7 +82,11 @@ def _change(action: Callable[..., None], *arguments: object) -> None:
     with _lock:
         action(*arguments)
         if _holders and _installed is None:
-            _installed = _install()
+            try:
+                _installed = _install()
+            except BaseException:
+                _holders.clear()
+                raise
         elif not _holders and _installed is not None:
             _installed._destroy()
             _installed = None
@@ -94,15 +98,18 @@ def _leave(holder: enable) -> None:
 
 
 def _install() -> Any:
+    overrides = [
+        (overload, device, partial(kernel, log, torch.library.get_kernel(f"aten::{overload}", device)))
+        for log, name in ((False, "_softmax"), (True, "_log_softmax"))
+        for kernel, operator in ((_forward, name), (_backward, f"{name}_backward_data"))
+        for overload in (operator, f"{operator}.out")
+        for device in DEVICES
+    ]
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # overriding is what we are here for
-        for log, name in ((False, "_softmax"), (True, "_log_softmax")):
-            for kernel, operator in ((_forward, name), (_backward, f"{name}_backward_data")):
-                for overload in (operator, f"{operator}.out"):
-                    for device in DEVICES:
-                        torchs = torch.library.get_kernel(f"aten::{overload}", device)
-                        library.impl(overload, partial(kernel, log, torchs), device, with_keyset=True)
+        for overload, device, kernel in overrides:
+            library.impl(overload, kernel, device, with_keyset=True)
     return library
 
 
