@@ -323,3 +323,32 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 40_000  # KiB; the output alone is 16,000
+
+
+def test_freed_storage_is_an_error() -> None:
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    y.untyped_storage().resize_(0)
+    for call in (
+        lambda: ndsoftmax.softmax(y, 1),
+        lambda: ndsoftmax.softmax(x, 1, out=y),
+        lambda: ndsoftmax.ops.softmax_backward(x, y, 1),
+    ):
+        with pytest.raises(RuntimeError, match="storage"):
+            call()
+
+
+def test_halves_of_one_matrix_do_not_overlap() -> None:
+    matrix = torch.randn(50, 24)
+    expected = torch.softmax(matrix[:, :12].double(), 1)
+    ndsoftmax.softmax(matrix[:, :12], 1, out=matrix[:, 12:])
+    torch.testing.assert_close(matrix[:, 12:].double(), expected, rtol=1e-5, atol=1e-7)
+    for first in (1, 11):
+        with pytest.raises(RuntimeError, match="overlap"):
+            ndsoftmax.softmax(matrix[:, :12], 1, out=matrix[:, first : first + 12])
+
+
+@FUNCTIONS
+def test_a_dim_beyond_64_bits(function: Any) -> None:
+    for dim in (2**63, -(2**70), (0, 2**64)):
+        with pytest.raises(IndexError):
+            function(torch.zeros(2, 3), dim)

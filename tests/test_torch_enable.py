@@ -30,7 +30,15 @@ TORCHS = dispatch_table()
 
 
 def is_enabled() -> bool:
-    return dispatch_table() != TORCHS
+    """Whether torch.softmax runs our kernel."""
+    ran: list[None] = []
+    run = _C.forward
+    _C.forward = lambda *args: ran.append(None) or run(*args)
+    try:
+        torch.softmax(torch.zeros(2), 0)
+    finally:
+        _C.forward = run
+    return bool(ran)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +46,7 @@ def _disabled_at_the_end() -> Iterator[None]:
     yield
     ndsoftmax.disable()
     assert not is_enabled()
+    assert dispatch_table() == TORCHS
 
 
 @pytest.fixture
@@ -147,6 +156,33 @@ def test_threads_change_it_while_others_compute(device: str, log: bool) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(64)))
     assert not is_enabled()
+
+
+def test_blocks_come_and_go_while_other_threads_are_in_softmax() -> None:
+    x, stop = torch.randn(8, 16), threading.Event()
+    expected = torch.softmax(x, 1)
+
+    def work() -> bool:
+        good = True
+        while not stop.is_set():
+            good = good and torch.allclose(torch.softmax(x, 1), expected)
+        return good
+
+    with ThreadPoolExecutor(3) as pool:
+        workers = [pool.submit(work) for _ in range(3)]
+        for _ in range(2000):
+            with ndsoftmax.enable():
+                pass
+        stop.set()
+        assert all(worker.result() for worker in workers)
+
+
+def test_what_a_decorator_cannot_hold_in() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="generator"):
+        ndsoftmax.enable()(generator)
 
 
 # ---- what it does

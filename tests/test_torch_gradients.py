@@ -242,3 +242,28 @@ def test_results_are_ordinary_tensors(device: str, log: bool) -> None:
         inside = OURS[log](normal((3, 4), device), 1)
         assert inside.is_inference()
         assert OURS[log](inside, 1, out=torch.empty_like(inside)).is_inference()
+
+
+@pytest.mark.parametrize("function", [ndsoftmax.softmax, ndsoftmax.log_softmax])
+def test_modes_inside_a_transform_are_the_callers(function: Any) -> None:
+    torchs = getattr(torch, function.__name__)
+    x = torch.randn(4, dtype=torch.double)
+
+    def nested(softmax: Any) -> Any:
+        def outer(v: Tensor) -> Tensor:
+            def inner(y: Tensor) -> Tensor:
+                with torch.no_grad():
+                    p = softmax(v, 0)
+                return (p * y).sum()
+
+            return torch.func.grad(inner)(v.detach()).square().sum()
+
+        return torch.func.grad(outer)(x)
+
+    torch.testing.assert_close(nested(function), nested(torchs))
+    weight, tangent = x.clone().requires_grad_(), torch.randn(4, dtype=torch.double)
+    with torch.no_grad():
+        for result in torch.func.jvp(lambda v: function(v, 0), (weight,), (tangent,)):
+            assert not result.requires_grad
+    with torch.inference_mode(), torch.enable_grad():
+        assert not function(weight, 0).requires_grad

@@ -41,11 +41,13 @@ def as_dims(dim: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _as_int(dim: object) -> int:
-    if isinstance(dim, int) and not isinstance(dim, bool):
-        return dim
-    if isinstance(dim, bool | float) or not hasattr(dim, "__index__"):
-        raise TypeError(f"dim must be an int or a tuple of ints, but got {dim!r} of type {type(dim).__name__}")
-    return operator.index(dim)
+    if not (isinstance(dim, int) and not isinstance(dim, bool)):
+        if isinstance(dim, bool | float) or not hasattr(dim, "__index__"):
+            raise TypeError(f"dim must be an int or a tuple of ints, but got {dim!r} of type {type(dim).__name__}")
+        dim = operator.index(dim)
+    if isinstance(dim, int) and dim.bit_length() > 63:
+        raise IndexError(f"Dimension out of range (no tensor has a dimension {dim})")
+    return dim
 
 
 def result_dtype(input: Tensor, dtype: torch.dtype | None) -> torch.dtype:
@@ -112,6 +114,8 @@ def check_out(out: object, input: Tensor, dtype: torch.dtype) -> None:
 
 def check_memory(out: Tensor, input: Tensor) -> None:
     """Raises unless the kernel may write `out` while it reads `input`."""
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError("out must not be an inference tensor outside inference mode")
     if overlaps_itself(out):
         raise RuntimeError("out must not overlap itself: several of its elements share one memory location")
     if overlaps_partly(input, out):
@@ -165,12 +169,26 @@ def overlaps_partly(a: Tensor, b: Tensor) -> bool:
     step = math.gcd(*(stride * one.element_size() for one in (a, b) for stride, _ in _steps(one)))
     if step > 0 and a.element_size() <= apart % step <= step - b.element_size():
         return False
+    # Views of one layout, as two halves of a matrix, meet where a whole number of steps leads from one to the other.
+    if a.dtype == b.dtype and _steps(a) == _steps(b) and apart % a.element_size() == 0 and not overlaps_itself(a):
+        return _leads(apart // a.element_size(), _steps(a))
     # Others are rare: count.
     begin, end = min(a_begin, b_begin), max(a_end, b_end)
     grain = math.gcd(apart, a.element_size(), b.element_size())
     used = torch.zeros((end - begin) // grain, dtype=torch.bool, device="cpu")
     used[_slots(a, begin, grain)] = True
     return bool(used[_slots(b, begin, grain)].any())
+
+
+def _leads(apart: int, steps: list[tuple[int, int]]) -> bool:
+    """Whether fewer than `size` steps of every stride, forth or back, lead `apart`; larger strides pass all smaller."""
+    if not steps:
+        return apart == 0
+    *smaller, (stride, size) = steps
+    return any(
+        abs(count) < size and _leads(apart - count * stride, smaller)
+        for count in (apart // stride, apart // stride + 1)
+    )
 
 
 def _strides(tensor: Tensor) -> list[int]:

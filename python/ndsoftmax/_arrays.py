@@ -15,6 +15,8 @@ def is_array(input: object) -> bool:
 
 def as_tensor(array: Any) -> Tensor:
     """The array's memory as a tensor on its device."""
+    if _is_numpy(array) and isinstance(array, sys.modules["numpy"].ma.MaskedArray):
+        raise TypeError("input must not be a masked array, whose mask would be lost; pass array.filled(-numpy.inf)")
     try:
         return torch.utils.dlpack.from_dlpack(_exchangeable(array) if _is_numpy(array) else array)
     except BufferError as error:
@@ -36,7 +38,7 @@ def _is_numpy(array: object) -> bool:
 
 def _exchangeable(array: Any) -> Any:
     """The NumPy array, or a copy where torch.from_dlpack would abort or refuse."""
-    whole_steps = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    whole_steps = all(stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides)
     if whole_steps and array.dtype.isnative and (array.flags.writeable or _exchanges_read_only()):
         return array
     return array.astype(array.dtype.newbyteorder("="), order="C")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -99,9 +100,21 @@ def _keep_forward_mode() -> Iterator[None]:
         yield
 
 
-def below_autograd(operator: Operator, *arguments: Any) -> Tensor:
-    """Go on with an operator from inside its autograd kernel."""
-    with _keep_forward_mode(), torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+@dataclass(frozen=True)
+class Modes:
+    """Whether gradients and forward mode are on where an operator is called."""
+
+    grad: bool = field(default_factory=torch.is_grad_enabled)
+    forward: bool = field(default_factory=torch._C._is_fwd_grad_enabled)
+
+
+def below_autograd(modes: Modes, operator: Operator, *arguments: Any) -> Tensor:
+    """Go on with an operator from inside its autograd kernel, in the caller's modes."""
+    with (
+        forward_ad._set_fwd_grad_enabled(modes.forward),
+        torch.set_grad_enabled(modes.grad),
+        torch._C._AutoDispatchBelowAutograd(),
+    ):
         return operator(*arguments)
 
 
@@ -115,11 +128,16 @@ def _total(tensor: Tensor, dims: Dims) -> Tensor:
 
 
 class Normalize(torch.autograd.Function):
-    """softmax and log_softmax, differentiable; `plain` calls go straight to the kernel."""
+    """softmax and log_softmax, differentiable; without modes, as from a plain call, straight to the kernel."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, dims: Dims, dtype: torch.dtype | None, log: bool, plain: bool) -> Tensor:
-        output = _C.run_forward(input, dims, dtype, log) if plain else below_autograd(FORWARD[log], input, dims, dtype)
+    def forward(
+        ctx: Any, input: Tensor, dims: Dims, dtype: torch.dtype | None, log: bool, modes: Modes | None
+    ) -> Tensor:
+        if modes is None:
+            output = _C.run_forward(input, dims, dtype, log)
+        else:
+            output = below_autograd(modes, FORWARD[log], input, dims, dtype)
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
         ctx.dims, ctx.input_dtype, ctx.log = dims, input.dtype, log
@@ -153,12 +171,18 @@ class NormalizeGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, grad: Tensor, output: Tensor, dims: Dims, input_dtype: torch.dtype | None, log: bool
+        ctx: Any,
+        grad: Tensor,
+        output: Tensor,
+        dims: Dims,
+        input_dtype: torch.dtype | None,
+        log: bool,
+        modes: Modes,
     ) -> Tensor:
         ctx.save_for_backward(grad, output)
         ctx.save_for_forward(grad, output)
         ctx.dims, ctx.input_dtype, ctx.log = dims, input_dtype, log
-        return below_autograd(BACKWARD[log], grad, output, dims, input_dtype)
+        return below_autograd(modes, BACKWARD[log], grad, output, dims, input_dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_input_grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -171,7 +195,7 @@ class NormalizeGradient(torch.autograd.Function):
         else:
             grad_grad = BACKWARD[False](v, output, ctx.dims)
             output_grad = v * (grad - total(grad * output)) - grad * total(v * output)
-        return grad_grad, output_grad, None, None, None
+        return grad_grad, output_grad, None, None, None, None
 
     @staticmethod
     @_keep_forward_mode()
@@ -200,15 +224,17 @@ _normalize_gradient = _apply_of(NormalizeGradient)
 
 
 def _autograd_forward(log: bool, input: Tensor, dim: Dims, dtype: torch.dtype | None = None) -> Tensor:
+    modes = Modes()
     with enable_single_level_autograd_function():
-        return normalize(input, dim, dtype, log, False)
+        return normalize(input, dim, dtype, log, modes)
 
 
 def _autograd_backward(
     log: bool, grad_output: Tensor, output: Tensor, dim: Dims, input_dtype: torch.dtype | None = None
 ) -> Tensor:
+    modes = Modes()
     with enable_single_level_autograd_function():
-        return _normalize_gradient(grad_output, output, dim, input_dtype, log)
+        return _normalize_gradient(grad_output, output, dim, input_dtype, log, modes)
 
 
 # ---- torch.vmap

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -19,9 +20,10 @@ from ndsoftmax._library import DEVICES
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # reentrant: a garbage collection may leave a block while another one is entered
 _holders: list[enable] = []  # who wants torch overridden; a statement stays in it until disable()
 _installed: Any = None  # the torch.library.Library that overrides torch
+_kernels: list[Any] = []  # all that ever were in torch's table: other threads may still be on their way through one
 
 
 class enable:  # a statement, a context manager and a decorator, as torch.no_grad
@@ -31,7 +33,8 @@ class enable:  # a statement, a context manager and a decorator, as torch.no_gra
     before. Results are contiguous, as torch's are.
 
     As a statement it holds until :func:`disable`. ``with enable():`` restores what was before; blocks may overlap, also
-    in different threads. ``@enable()`` holds while the function runs.
+    in different threads. ``@enable()`` holds while the function runs. Outside of them torch's kernels answer again,
+    reached through ours until :func:`disable`.
 
     Examples
     --------
@@ -57,6 +60,8 @@ class enable:  # a statement, a context manager and a decorator, as torch.no_gra
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         _change(_leave, self)
+        if any(kind(function) for kind in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)):
+            raise TypeError("@enable() takes functions; in a generator or coroutine, open a block: with enable():")
 
         @wraps(function)
         def enabled(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,27 +74,32 @@ class enable:  # a statement, a context manager and a decorator, as torch.no_gra
 def disable() -> None:
     """Give ``torch.softmax`` back its own kernels, process-wide and at once, also inside blocks of :class:`enable`.
 
+    Restores torch's dispatch table exactly. (Leaving a block only makes ours pass calls on: torch allows no change of
+    its table while other threads call through it, so let no other thread be inside a softmax when you call this.)
+
     Examples
     --------
     >>> ndsoftmax.disable()
     """
-    _change(_holders.clear)
-
-
-def _change(action: Callable[..., None], *arguments: object) -> None:
-    """Change who wants torch overridden, and then torch's dispatch table where that changed."""
     global _installed
     with _lock:
-        action(*arguments)
+        _holders.clear()
+        if _installed is not None:
+            _installed._destroy()
+            _installed = None
+
+
+def _change(action: Callable[[enable], None], holder: enable) -> None:
+    """Change who wants torch overridden; the first one puts our kernels into torch's dispatch table."""
+    global _installed
+    with _lock:
+        action(holder)
         if _holders and _installed is None:
             try:
                 _installed = _install()
             except BaseException:
                 _holders.clear()
                 raise
-        elif not _holders and _installed is not None:
-            _installed._destroy()
-            _installed = None
 
 
 def _leave(holder: enable) -> None:
@@ -110,6 +120,7 @@ def _install() -> Any:
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # overriding is what we are here for
         for overload, device, kernel in overrides:
             library.impl(overload, kernel, device, with_keyset=True)
+            _kernels.append(torch.library.get_kernel(f"aten::{overload}", device))
     return library
 
 
@@ -118,7 +129,9 @@ def _install() -> Any:
 
 def _forward(log: bool, torchs: Any, keys: Any, input: Tensor, dim: int, half_to_float: bool, **out: Tensor) -> Tensor:
     dtype = torch.float32 if half_to_float else input.dtype
-    if not (_takes(input, dim, input.dtype, dtype) and all(_fits(one, input, dtype) for one in out.values())):
+    if not (
+        _holders and _takes(input, dim, input.dtype, dtype) and all(_fits(one, input, dtype) for one in out.values())
+    ):
         return cast(Tensor, torchs.call_boxed(keys, input, dim, half_to_float, **out))
     output = next(iter(out.values()), None)
     if output is None:
@@ -138,7 +151,8 @@ def _backward(
     **out: Tensor,
 ) -> Tensor:
     if not (
-        _takes(output, dim, input_dtype, output.dtype)
+        _holders
+        and _takes(output, dim, input_dtype, output.dtype)
         and (grad_output.shape, grad_output.dtype, grad_output.device) == (output.shape, output.dtype, output.device)
         and all(_fits(one, output, input_dtype) and _fits(one, grad_output, input_dtype) for one in out.values())
     ):

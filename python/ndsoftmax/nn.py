@@ -57,4 +57,6 @@ class Softmax2d(torch.nn.Softmax2d):
 
 def _implicit_dim(name: str, input: Tensor) -> int:
     """The dimension that torch takes for dim=None, with torch's warning, which points at the module's caller."""
+    if torch.compiler.is_compiling():  # a graph cannot warn
+        return 0 if input.dim() in (0, 1, 3) else 1
     return torch.nn.functional._get_softmax_dim(name, input.dim(), 6)  # type: ignore[attr-defined, no-any-return]

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -69,7 +70,10 @@ DLTensor exchanged(py::handle tensor) {
 struct Borrowed {
   explicit Borrowed(const DLTensor& raw)
       : raw(raw),
-        view{static_cast<char*>(raw.data) + raw.byte_offset, dtype_of(raw.dtype), raw.ndim, raw.shape, raw.strides} {}
+        view{static_cast<char*>(raw.data) + raw.byte_offset, dtype_of(raw.dtype), raw.ndim, raw.shape, raw.strides} {
+    if (raw.data == nullptr && std::all_of(raw.shape, raw.shape + raw.ndim, [](std::int64_t size) { return size > 0; }))
+      throw std::runtime_error("a tensor has elements, but its storage is not allocated (was it freed or resized?)");
+  }
   explicit Borrowed(py::handle tensor) : Borrowed(exchanged(tensor)) {}
   DLTensor raw;
   TensorView view;
@@ -146,13 +150,18 @@ bool are_plain(py::handle a, py::handle b) {
 }
 
 std::optional<Dims> plain_dims(py::handle dim) {
-  if (PyLong_CheckExact(dim.ptr())) return Dims{dim.cast<std::int64_t>()};
-  if (!PyTuple_CheckExact(dim.ptr()) || py::len(dim) == 0) return std::nullopt;
+  const auto add = [](Dims& dims, py::handle one) {
+    if (!PyLong_CheckExact(one.ptr())) return false;
+    int overflow = 0;
+    dims.push_back(PyLong_AsLongLongAndOverflow(one.ptr(), &overflow));
+    return overflow == 0;
+  };
   Dims dims;
-  for (const py::handle one : dim) {
-    if (!PyLong_CheckExact(one.ptr())) return std::nullopt;
-    dims.push_back(one.cast<std::int64_t>());
-  }
+  if (add(dims, dim)) return dims;
+  if (!PyTuple_CheckExact(dim.ptr()) || py::len(dim) == 0) return std::nullopt;
+  dims.clear();
+  for (const py::handle one : dim)
+    if (!add(dims, one)) return std::nullopt;
   return dims;
 }
 
@@ -170,7 +179,7 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   const DLTensor raw = exchanged(input);
   const std::optional<DType> source = find_dtype(raw.dtype);
   if (raw.ndim > kMaxGroups || !source || !torch.is_fused(*source, dtype)) return py::none();
-  if (torch.needs_grad(input)) return differentiable(input, *dims, dtype, log, true);
+  if (torch.needs_grad(input)) return differentiable(input, *dims, dtype, log, py::none());
   return run_forward(Borrowed(raw), input, *dims, dtype, log);
 }
 

@@ -21,7 +21,9 @@ class Torch {
   }
 
   // Whether torch's dispatcher would do nothing with a plain tensor but run its kernel and record its gradient: no
-  // torch.func transform, dispatch or function mode, tracing, autocast, forward-mode level or profiler is active.
+  // torch.func transform, dispatch or function mode, tracing, autocast, forward-mode level or profiler of this thread
+  // is active. (Observers of all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain
+  // calls.)
   bool at_rest() const {
     return !is_true(functorch_active_) && PyLong_AsLong(call(dispatch_modes_).ptr()) == 0 &&
            !is_true(function_mode_active_) && call(tracing_state_).is_none() && !is_true(autocast_active_) &&
@@ -40,7 +42,8 @@ class Torch {
   }
 
   bool needs_grad(py::handle tensor) const {
-    return py::getattr(tensor, requires_grad_name_).is(py::handle(Py_True)) && is_true(grad_enabled_);
+    return py::getattr(tensor, requires_grad_name_).is(py::handle(Py_True)) && is_true(grad_enabled_) &&
+           !is_true(inference_mode_);
   }
 
   // None keeps the dtype of `like`.
@@ -90,6 +93,7 @@ class Torch {
   py::object empty_like_ = torch_.attr("empty_like");
   py::object get_num_threads_ = torch_.attr("get_num_threads");
   py::object grad_enabled_ = torch_.attr("is_grad_enabled");
+  py::object inference_mode_ = torch_.attr("is_inference_mode_enabled");
   py::object functorch_active_ = c_.attr("_are_functorch_transforms_active");
   py::object dispatch_modes_ = c_.attr("_len_torch_dispatch_stack");
   py::object function_mode_active_ = c_.attr("_is_torch_function_mode_enabled");
