@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import re
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import ndsoftmax
 import pytest
 import torch
+from ndsoftmax._arguments import overlaps_partly
 from oracle import assert_forward
 from strategies import FLOATS, numbers
 from torch import Tensor
@@ -352,3 +354,15 @@ def test_a_dim_beyond_64_bits(function: Any) -> None:
     for dim in (2**63, -(2**70), (0, 2**64)):
         with pytest.raises(IndexError):
             function(torch.zeros(2, 3), dim)
+
+
+@pytest.mark.parametrize(("strides", "sizes"), [((2, 3), (2, 2)), ((2, 5, 6), (2, 2, 2)), ((4, 9), (4, 2))])
+def test_views_whose_strides_are_not_nested_are_told_apart_exactly(strides: Any, sizes: Any) -> None:
+    memory = torch.zeros(60)
+    steps = [range(0, size * stride, stride) for size, stride in zip(sizes, strides, strict=True)]
+    taken = {sum(step) for step in itertools.product(*steps)}
+    out = memory.as_strided(sizes, strides, 0)
+    assert len(taken) == out.numel()
+    for start in range(1, 15):
+        meet = not taken.isdisjoint(start + at for at in taken)
+        assert overlaps_partly(memory.as_strided(sizes, strides, start), out) == meet

@@ -35,7 +35,8 @@ enum class Regime : std::uint8_t {
   strided,  // tiles of columns × dim; the fastest dimension of memory is not dim
 };
 const char* name_of(Regime regime);
-std::optional<Regime> regime_from(std::string_view name);
+// Throws std::invalid_argument, saying what `name` was given for and what it may be, where there is no such regime.
+Regime regime_from(std::string_view name, std::string_view given_for);
 
 struct Plan {
   Regime regime = Regime::warp;

@@ -142,17 +142,22 @@ def _slots(tensor: Tensor, begin: int, grain: int) -> Tensor:
     return where
 
 
+def _is_nested(tensor: Tensor) -> bool:
+    """Whether every stride passes all that the smaller ones reach, as in views of a dense tensor."""
+    reach = 0
+    for stride, size in _steps(tensor):
+        if stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return True
+
+
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether two elements share a memory location."""
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or _is_nested(tensor):
         return False
-    reach = 0  # of all dimensions with smaller steps
-    for stride, size in _steps(tensor):
-        if stride <= reach:  # they may meet: count
-            where = _slots(tensor, tensor.data_ptr(), tensor.element_size())
-            return bool(where.unique().numel() < where.numel())  # type: ignore[no-untyped-call]
-        reach += (size - 1) * stride
-    return False
+    where = _slots(tensor, tensor.data_ptr(), tensor.element_size())  # they may meet: count
+    return bool(where.unique().numel() < where.numel())  # type: ignore[no-untyped-call]
 
 
 def overlaps_partly(a: Tensor, b: Tensor) -> bool:
@@ -170,7 +175,7 @@ def overlaps_partly(a: Tensor, b: Tensor) -> bool:
     if step > 0 and a.element_size() <= apart % step <= step - b.element_size():
         return False
     # Views of one layout, as two halves of a matrix, meet where a whole number of steps leads from one to the other.
-    if a.dtype == b.dtype and _steps(a) == _steps(b) and apart % a.element_size() == 0 and not overlaps_itself(a):
+    if a.dtype == b.dtype and _steps(a) == _steps(b) and apart % a.element_size() == 0 and _is_nested(a):
         return _leads(apart // a.element_size(), _steps(a))
     # Others are rare: count.
     begin, end = min(a_begin, b_begin), max(a_end, b_end)
@@ -181,7 +186,7 @@ def overlaps_partly(a: Tensor, b: Tensor) -> bool:
 
 
 def _leads(apart: int, steps: list[tuple[int, int]]) -> bool:
-    """Whether fewer than `size` steps of every stride, forth or back, lead `apart`; larger strides pass all smaller."""
+    """Whether fewer than `size` steps of every stride, forth or back, lead `apart`. Strides are nested."""
     if not steps:
         return apart == 0
     *smaller, (stride, size) = steps

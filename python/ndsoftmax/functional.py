@@ -118,10 +118,9 @@ def _into(out: Tensor, log: bool, input: Tensor, dims: tuple[int, ...], dtype: t
     plain = not torch.compiler.is_dynamo_compiling() and _C.are_plain(input, out)
     if plain:
         check_memory(out, input)
-    plain = plain and out.dim() <= _C.MAX_GROUPS
     if not is_fused(input.dtype, dtype):
         input = input.to(dtype)
-    if not plain:
+    if not plain or out.dim() > _C.MAX_GROUPS:
         return out.copy_(FORWARD[log](input, dims, dtype))
     _C.forward(input, out, dims, log, torch.get_num_threads())
     torch.autograd.graph.increment_version(out)

@@ -219,11 +219,7 @@ Problem problem_of(bool log, bool backward, const std::string& source_dtype, con
 
 Planned plan_of(const Problem& problem, const Device& device, const std::optional<std::string>& regime) {
   std::optional<Regime> forced;
-  if (regime) {
-    forced = regime_from(*regime);
-    if (!forced)
-      throw py::value_error("regime is '" + *regime + "'; it may be warp, block, cluster, online, split or strided");
-  }
+  if (regime) forced = regime_from(*regime, "regime");
   return {problem, plan(problem, device, forced)};
 }
 

@@ -9,7 +9,7 @@ namespace ndsoftmax::cuda {
 namespace {
 
 template <typename Operation>
-__global__ void __launch_bounds__(1024) cluster_row(const RowArguments<Operation> arguments) {
+__global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr int kVectors = tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection);
   const auto cluster = cooperative_groups::this_cluster();

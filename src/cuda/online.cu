@@ -16,7 +16,7 @@ struct OnlineArguments : RowArguments<Operation> {
 };
 
 template <typename Operation>
-__global__ void __launch_bounds__(tuning::kOnlineMaxBlock) online_row(const OnlineArguments<Operation> arguments) {
+__global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineArguments<Operation> arguments) {
   using RowOf = Row<Operation, std::int64_t>;
   using State = typename Operation::State;
   using Term = typename Operation::Term;

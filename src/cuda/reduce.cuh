@@ -14,8 +14,7 @@ namespace ndsoftmax::cuda {
 using tuning::kWarp;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Teams of lanes whose numbers differ by multiples of kStep, up to kStep * kLanes. The whole warp must call.
-// kStep and kLanes are powers of two, given as values where a kernel learns them only at run time.
+// Teams of `lanes` lanes whose numbers are `step` apart, both powers of two. The whole warp must call.
 struct Lanes {
   int lanes = kWarp;
   int step = 1;

@@ -37,7 +37,8 @@ struct Rows {
 };
 
 int state_bytes(const Problem& problem) {
-  return (problem.source == DType::float64 ? 8 : 4) * (problem.direction == Direction::forward ? 2 : 1);
+  const int values = problem.direction == Direction::forward ? 2 : 1;  // MaxSum or Sum
+  return tuning::accumulator_bytes(size_of(problem.source)) * values;
 }
 
 Rows rows_of(const Problem& problem) {
@@ -72,7 +73,7 @@ bool rows_are_vectors(const Problem& problem) {
   return true;
 }
 
-// Staging needs rows without gaps that start on 16 bytes as a whole; it pays where single rows do not.
+// Of shared memory a block.
 int staged_bytes(const Problem& problem) {
   const int dim = static_cast<int>(problem.dim.size);
   const int source = size_of(problem.source), result = size_of(problem.result);
@@ -81,6 +82,7 @@ int staged_bytes(const Problem& problem) {
   return rows * dim * (sources * source + (source == result ? 0 : result));  // in place where sizes are equal
 }
 
+// Staging needs rows without gaps that start on 16 bytes as a whole; it pays where single rows do not.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
   for (int operand = 0; operand < kOperands; ++operand)
@@ -156,7 +158,7 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
          (cluster * 2 <= room || threads_to_hold(rows, cluster) > architecture.cluster_threads))
     cluster *= 2;
   const std::int64_t threads = threads_to_hold(rows, cluster);
-  if (threads > 1024) return {{}, "a row is wider than the registers of a cluster"};
+  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
   Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
   plan.block = static_cast<int>(threads);
   plan.cluster = cluster;
@@ -165,8 +167,8 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
   return {plan};
 }
 
-Offer offer_online(const Rows& rows, const tuning::Architecture& architecture) {
-  Plan plan = row_plan(Regime::online, rows, architecture.online_block);
+Offer offer_online(const Rows& rows) {
+  Plan plan = row_plan(Regime::online, rows, tuning::kOnlineBlock);
   plan.items = tuning::kOnlineVectors;
   plan.block = plan.threads_per_row;
   plan.grid = rows.count;
@@ -175,9 +177,9 @@ Offer offer_online(const Rows& rows, const tuning::Architecture& architecture) {
   return {plan};
 }
 
-Offer offer_split(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
-  Plan plan = offer_online(rows, architecture).plan.value();
-  const std::int64_t room = device.multiprocessors * architecture.blocks_per_sm;
+Offer offer_split(const Rows& rows, const Device& device) {
+  Plan plan = offer_online(rows).plan.value();
+  const std::int64_t room = device.multiprocessors * tuning::kSplitBlocks;
   const std::int64_t useful = divide_up(rows.vectors, plan.block * tuning::kSplitMinVectors);
   plan.regime = Regime::split;
   plan.splits = std::clamp<std::int64_t>(room / rows.count, 1, useful);
@@ -206,7 +208,7 @@ bool columns_are_vectors(const Problem& problem, int vector) {
   return true;
 }
 
-Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+Plan strided_plan(const Problem& problem, const Device& device) {
   const int bytes = size_of(problem.source);
   Plan plan;
   plan.regime = Regime::strided;
@@ -225,7 +227,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   std::int64_t run = run_of(tuning::kLineBytes), width = run;
   if (along * run_of(tuning::kSectorBytes) <= tuning::kStridedMaxBlock) {
     run = std::min(run, tuning::kStridedMaxBlock / along);
-    width = std::max(run, architecture.strided_block / along);
+    width = std::max(run, tuning::kStridedBlock / along);
     while (width > run && divide_up(columns, width) < 2 * device.multiprocessors) width /= 2;  // rather more blocks
     width = std::max(width, kWarp / along);
     plan.items = static_cast<int>(divide_up(problem.dim.size, along));
@@ -235,9 +237,9 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   } else {
     plan.passes = 2;
     plan.items = tuning::kOnlineVectors;
-    along = architecture.strided_online_block / width;
+    along = tuning::kStridedOnlineBlock / width;
     const std::int64_t tiles = divide_up(columns, width);
-    const std::int64_t room = device.multiprocessors * architecture.blocks_per_sm;
+    const std::int64_t room = device.multiprocessors * tuning::kSplitBlocks;
     const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
     plan.splits = std::clamp<std::int64_t>(room / tiles, 1, useful);
     plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
@@ -257,16 +259,16 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
 }
 
 Offer offer_of(Regime regime, const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
-  if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
+  if (regime == Regime::strided) return {strided_plan(problem, device)};
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
   if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
   const Rows rows = rows_of(problem);
   switch (regime) {
     case Regime::warp: return offer_warp(problem, rows, device);
-    case Regime::block: return offer_block(rows, 1024);
+    case Regime::block: return offer_block(rows, tuning::kMaxBlock);
     case Regime::cluster: return offer_cluster(rows, device, architecture);
-    case Regime::online: return offer_online(rows, architecture);
-    default: return offer_split(rows, device, architecture);
+    case Regime::online: return offer_online(rows);
+    default: return offer_split(rows, device);
   }
 }
 
@@ -280,17 +282,17 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     throw std::invalid_argument(std::string("the ") + name_of(*forced) + " regime cannot take " + to_string(problem) +
                                 ": " + offer.refusal);
   }
-  if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
+  if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device);
 
   const Rows rows = rows_of(problem);
   if (const Offer warp = offer_warp(problem, rows, device); warp.plan) return *warp.plan;
-  const bool few = rows.count < device.multiprocessors && problem.dim.size >= tuning::kFewRowsMinDim;
-  const std::int64_t most_threads = few ? 0 : architecture.block_threads;
-  if (const Offer block = offer_block(rows, architecture.max_cluster > 1 ? most_threads : 1024); block.plan)
+  const bool few_wide = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
+  const bool to_cluster = few_wide && architecture.max_cluster > 1;  // more blocks a row than it needs
+  if (const Offer block = offer_block(rows, to_cluster ? 0 : architecture.block_threads); block.plan)
     return *block.plan;
   if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
-  if (rows.count < device.multiprocessors) return *offer_split(rows, device, architecture).plan;
-  return *offer_online(rows, architecture).plan;
+  if (rows.count < device.multiprocessors) return *offer_split(rows, device).plan;
+  return *offer_online(rows).plan;
 }
 
 }  // namespace ndsoftmax

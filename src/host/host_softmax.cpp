@@ -17,11 +17,7 @@ namespace {
 std::optional<Regime> forced_regime() {
   const char* name = std::getenv("NDSOFTMAX_REGIME");
   if (name == nullptr || *name == '\0') return std::nullopt;
-  const std::optional<Regime> regime = regime_from(name);
-  if (!regime)
-    throw std::invalid_argument(std::string("NDSOFTMAX_REGIME is '") + name +
-                                "'; it may be warp, block, cluster, online, split or strided");
-  return regime;
+  return regime_from(name, "NDSOFTMAX_REGIME");
 }
 
 #if !NDSOFTMAX_WITH_CUDA

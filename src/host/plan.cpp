@@ -3,6 +3,7 @@
 
 #include <array>
 #include <sstream>
+#include <stdexcept>
 
 #include "host/cpu/launch.hpp"
 #include "host/cuda_plan.hpp"
@@ -16,10 +17,14 @@ constexpr std::array kRegimeNames{"warp", "block", "cluster", "online", "split",
 
 const char* name_of(Regime regime) { return kRegimeNames[static_cast<std::size_t>(regime)]; }
 
-std::optional<Regime> regime_from(std::string_view name) {
-  for (std::size_t i = 0; i < kRegimeNames.size(); ++i)
+Regime regime_from(std::string_view name, std::string_view given_for) {
+  std::ostringstream refusal;
+  refusal << given_for << " is '" << name << "'; it may be ";
+  for (std::size_t i = 0; i < kRegimeNames.size(); ++i) {
     if (name == kRegimeNames[i]) return static_cast<Regime>(i);
-  return std::nullopt;
+    refusal << (i == 0 ? "" : i + 1 < kRegimeNames.size() ? ", " : " or ") << kRegimeNames[i];
+  }
+  throw std::invalid_argument(refusal.str());
 }
 
 Plan plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {

@@ -17,15 +17,18 @@ namespace ndsoftmax::tuning {
 inline constexpr int kVectorBytes = 16;  // the widest access that every architecture since sm_75 has
 inline constexpr int kLineBytes = 128;   // of L1: a load of a warp takes a turn for every four lines it touches
 inline constexpr int kSectorBytes = 32;  // what memory moves at least
+inline constexpr int kMaxBlock = 1024;   // threads that CUDA allows a block
+inline constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;  // and blocks, a grid
 
 // 4-byte registers in which a thread holds its part of a row. With addresses and temporaries a kernel stays under 64
 // registers, so that even blocks of 1024 threads fit, and smaller ones fill half of a multiprocessor's threads.
 inline constexpr int kHeldRegisters = 32;
 
+constexpr int accumulator_bytes(int source_bytes) { return source_bytes == 8 ? 8 : 4; }
+
 constexpr int held_values(int source_bytes, Direction direction) {
   const int operands = direction == Direction::backward ? 2 : 1;  // backward holds the gradient and the output
-  const int accumulator_bytes = source_bytes == 8 ? 8 : 4;
-  return kHeldRegisters * 4 / accumulator_bytes / operands;
+  return kHeldRegisters * 4 / accumulator_bytes(source_bytes) / operands;
 }
 
 constexpr int held_vectors(int source_bytes, Direction direction) {
@@ -80,13 +83,9 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
 
 struct Architecture {
   int from_compute_capability;
-  int block_threads;         // a block regime's row takes at most so many, where clusters can take over
-  int cluster_threads;       // of each block of a cluster, while 8 blocks suffice
-  int max_cluster;           // 1: no clusters
-  int online_block;          // threads of a block that reads its row twice
-  int strided_block;         // threads of a tile that is held, where dim does not ask for more
-  int strided_online_block;  // of one that is read twice
-  int blocks_per_sm;         // of a split grid
+  int block_threads;    // a block regime's row takes at most so many, where clusters can take over
+  int cluster_threads;  // of each block of a cluster, while max_cluster blocks suffice
+  int max_cluster;      // 1: no clusters
 };
 
 // Walked from the newest. sm_90 and later: a row that needs more than 512 threads would leave one or two blocks on a
@@ -94,30 +93,9 @@ struct Architecture {
 // of blocks of 256 threads. 16 blocks is more than portable clusters have (8), and every sm_90 and sm_100 part allows
 // it; sm_120 has 8.
 inline constexpr std::array kArchitectures{
-    Architecture{.from_compute_capability = 120,
-                 .block_threads = 512,
-                 .cluster_threads = 256,
-                 .max_cluster = 8,
-                 .online_block = 512,
-                 .strided_block = 128,
-                 .strided_online_block = 256,
-                 .blocks_per_sm = 4},
-    Architecture{.from_compute_capability = 90,
-                 .block_threads = 512,
-                 .cluster_threads = 256,
-                 .max_cluster = 16,
-                 .online_block = 512,
-                 .strided_block = 128,
-                 .strided_online_block = 256,
-                 .blocks_per_sm = 4},
-    Architecture{.from_compute_capability = 0,
-                 .block_threads = 1024,
-                 .cluster_threads = 0,
-                 .max_cluster = 1,
-                 .online_block = 512,
-                 .strided_block = 128,
-                 .strided_online_block = 256,
-                 .blocks_per_sm = 4},
+    Architecture{.from_compute_capability = 120, .block_threads = 512, .cluster_threads = 256, .max_cluster = 8},
+    Architecture{.from_compute_capability = 90, .block_threads = 512, .cluster_threads = 256, .max_cluster = 16},
+    Architecture{.from_compute_capability = 0, .block_threads = kMaxBlock, .cluster_threads = 0, .max_cluster = 1},
 };
 
 constexpr const Architecture& architecture(int compute_capability) {
@@ -128,14 +106,17 @@ constexpr const Architecture& architecture(int compute_capability) {
 
 // ---- online and split ---------------------------------------------------------------------------------------------
 
-inline constexpr int kOnlineMaxBlock = 512;
+inline constexpr int kOnlineBlock = 512;
 inline constexpr int kOnlineVectors = 4;              // loads in flight a thread, as in the warp regime
+inline constexpr int kSplitBlocks = 4;                // of a split grid, a multiprocessor
 inline constexpr std::int64_t kFewRowsMinDim = 4096;  // narrower rows are latency, however many blocks share them
-inline constexpr std::int64_t kSplitMinVectors =
-    4;  // vectors a thread of a split row has at least: less is launch latency
+// vectors that a thread of a split row has at least: less is launch latency
+inline constexpr std::int64_t kSplitMinVectors = 4;
 
 // ---- strided ------------------------------------------------------------------------------------------------------
 
+inline constexpr int kStridedBlock = 128;        // of a tile that is held, where dim does not ask for more
+inline constexpr int kStridedOnlineBlock = 256;  // of a tile that is read twice
 inline constexpr int kStridedMaxBlock = 512;
 inline constexpr int kStridedMinBlocks = 2;  // a multiprocessor: 64 registers a thread, as in the row regimes
 
@@ -145,7 +126,5 @@ constexpr int strided_vector(int source_bytes) { return source_bytes == 8 ? 2 : 
 constexpr int strided_items(int source_bytes, Direction direction, int vector) {
   return held_values(source_bytes, direction) / vector;
 }
-
-inline constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 
 }  // namespace ndsoftmax::tuning

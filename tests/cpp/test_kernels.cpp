@@ -287,7 +287,7 @@ int main() {
                                              {DType::bfloat16, DType::float32}, {DType::float16, DType::float32}};
   std::vector<std::optional<Regime>> regimes{std::nullopt};
   for (const char* name : {"warp", "block", "cluster", "online", "split", "strided"})
-    regimes.push_back(regime_from(name));
+    regimes.push_back(regime_from(name, "regime"));
 
   // softmax and log_softmax in turn; a forced regime meets two operations a case, another pair at the next
   int turn = 0;
