@@ -19,6 +19,40 @@ def forward(x: Tensor, dim: Dims, *, log: bool) -> Tensor:
     return shifted - total.log() if log else exponentials / total
 
 
+def masked_forward(
+    x: Tensor,
+    dim: Dims,
+    included: Tensor,
+    bias: Tensor | None = None,
+    scale: float = 1,
+    *,
+    log: bool,
+    zero: bool = True,
+) -> Tensor:
+    """The same over the included elements of x · scale + bias only; differentiable, also where others are NaN.
+
+    A row without any z but -inf becomes zero (log: -inf), or NaN throughout; excluded elements are zero (log: -inf).
+    """
+    z = x.double() * scale + (0 if bias is None else bias.double())
+    if z.numel() == 0:
+        return z
+    z = torch.where(included, z, -torch.inf)
+    largest = z.detach().amax(dim, keepdim=True)
+    dead = largest == -torch.inf
+    shifted = z - torch.where(dead, 0, largest)
+    exponentials = shifted.exp()
+    total = torch.where(dead, 1, exponentials.sum(dim, keepdim=True))
+    y = shifted - total.log() if log else exponentials / total
+    y = torch.where(included & ~dead, y, -torch.inf if log else 0.0)
+    return y if zero else torch.where(dead, torch.nan, y)
+
+
+def causal(rows: int, columns: int, kind: bool | str) -> Tensor:
+    """Which elements are included."""
+    diagonal = columns - rows if kind == "lower_right" else 0
+    return torch.arange(columns) <= torch.arange(rows)[:, None] + diagonal
+
+
 def backward(grad_output: Tensor, output: Tensor, dim: Dims, *, log: bool) -> Tensor:
     """The gradient of the input in float64, from the gradient of the output and the output itself."""
     grad, y = grad_output.double(), output.double()

@@ -28,12 +28,12 @@ const Device& cuda_device(int index);
 // output = softmax(input) or log_softmax(input) over `dims`. Same shape, any strides; output has the input's dtype,
 // or float32 where the input is 16-bit. output may be the input itself; it must not overlap it otherwise.
 void host_softmax(Operation operation, const TensorView& input, const TensorView& output,
-                  std::span<const std::int64_t> dims, const Execution& execution);
+                  std::span<const std::int64_t> dims, const Execution& execution, const Fusion& fusion = {});
 
 // grad_input of the same operation, from grad_output and the output of forward (one dtype); grad_input has that dtype,
-// or a 16-bit one where theirs is float32.
+// or a 16-bit one where theirs is float32. `fusion` is that of forward; its bias is not read.
 void host_softmax_backward(Operation operation, const TensorView& grad_output, const TensorView& output,
-                           const TensorView& grad_input, std::span<const std::int64_t> dims,
-                           const Execution& execution);
+                           const TensorView& grad_input, std::span<const std::int64_t> dims, const Execution& execution,
+                           const Fusion& fusion = {});
 
 }  // namespace ndsoftmax

@@ -61,4 +61,16 @@ struct Sum {
   NDSOFTMAX_HOST_DEVICE void combine(const Sum& other) { sum += other.sum; }
 };
 
+// Where rows may be masked: also how many outputs are neither 0 nor the logarithm of it. A row without any got a
+// constant, and has no gradient.
+template <typename Real>
+struct LivingSum {
+  Real sum = 0;
+  Real living = 0;
+  NDSOFTMAX_HOST_DEVICE void combine(const LivingSum& other) {
+    sum += other.sum;
+    living += other.living;
+  }
+};
+
 }  // namespace ndsoftmax

@@ -43,8 +43,10 @@ constexpr const char* name_of(Operation operation) {
 constexpr const char* name_of(Direction direction) { return direction == Direction::forward ? "forward" : "backward"; }
 
 // The tensors of one call. Forward reads kSource (the input) and writes kResult (the output). Backward reads kGrad
-// (grad_output) and kSource (the output of forward) and writes kResult (grad_input).
-enum Operand : int { kSource, kGrad, kResult, kOperands };
+// (grad_output) and kSource (the output of forward) and writes kResult (grad_input). Those three have every element;
+// what may be fused need not: the mask, the bias, and kRow, no tensor, but what an element's row is numbered by where
+// elements past a diagonal are excluded.
+enum Operand : int { kSource, kGrad, kResult, kWhole, kMask = kWhole, kBias, kRow, kOperands };
 
 // A tensor that somebody else owns. Strides are in elements.
 struct TensorView {

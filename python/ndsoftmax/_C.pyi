@@ -54,6 +54,31 @@ def forward(input: Tensor, output: Tensor, dims: Sequence[int], log: bool, threa
 def backward(
     grad_output: Tensor, output: Tensor, grad_input: Tensor, dims: Sequence[int], log: bool, threads: int
 ) -> None: ...
+def masked_forward(
+    input: Tensor,
+    output: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    dims: Sequence[int],
+    log: bool,
+    where: bool,
+    scale: float,
+    causal: str,
+    zero: bool,
+    threads: int,
+) -> None: ...
+def masked_backward(
+    grad_output: Tensor,
+    output: Tensor,
+    grad_input: Tensor,
+    mask: Tensor | None,
+    dims: Sequence[int],
+    log: bool,
+    where: bool,
+    scale: float,
+    causal: str,
+    threads: int,
+) -> None: ...
 def are_plain(a: Tensor, b: Tensor) -> bool: ...
 def run_forward(input: Tensor, dims: Sequence[int], dtype: torch.dtype | None, log: bool) -> Tensor: ...
 def plain_forward(

@@ -11,7 +11,7 @@ from typing import Any
 from ndsoftmax import _C, nn, ops
 from ndsoftmax._explain import Explanation, explain
 from ndsoftmax._override import disable, enable
-from ndsoftmax.functional import log_softmax, softmax
+from ndsoftmax.functional import log_softmax, masked_log_softmax, masked_softmax, softmax
 
 __all__ = [
     "Explanation",
@@ -21,6 +21,8 @@ __all__ = [
     "enable",
     "explain",
     "log_softmax",
+    "masked_log_softmax",
+    "masked_softmax",
     "nn",
     "ops",
     "softmax",

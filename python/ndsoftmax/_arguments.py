@@ -83,6 +83,77 @@ def wrap_dims(dims: Sequence[int], rank: int) -> list[int]:
     return wrapped
 
 
+def check_mask(name: str, mask: object, input: Tensor) -> None:
+    """Raises unless `mask` can say of every element of `input` whether it is included."""
+    _check_beside(name, mask, input)
+    assert isinstance(mask, Tensor)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be torch.bool, but is {mask.dtype}; what it adds to input is for bias=")
+    check_broadcast(name, mask, input)
+
+
+def check_bias(bias: object, input: Tensor, computed_dtype: torch.dtype) -> None:
+    """Raises unless `bias` can be added to every element of `input`, which is cast to `computed_dtype` first."""
+    _check_beside("bias", bias, input)
+    assert isinstance(bias, Tensor)
+    if bias.dtype != input.dtype and not is_fused(computed_dtype, bias.dtype):
+        wide = " or torch.float32" if computed_dtype in (torch.float16, torch.bfloat16) else ""
+        raise TypeError(f"bias must be {computed_dtype}{wide}, as input is, but is {bias.dtype}")
+    check_broadcast("bias", bias, input)
+
+
+def _check_beside(name: str, tensor: object, input: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, but got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} must be a strided tensor, but its layout is {tensor.layout}")
+    if tensor.device != input.device:
+        raise RuntimeError(f"{name} must be on input's device, {input.device}, but is on {tensor.device}")
+
+
+def check_broadcast(name: str, tensor: Tensor, input: Tensor) -> None:
+    """Raises unless `tensor` broadcasts to the shape of `input`, which is never broadcast itself."""
+    fits = tensor.dim() <= input.dim() and all(
+        own in (1, size) for own, size in zip(reversed(tensor.shape), reversed(input.shape), strict=False)
+    )
+    if not fits:
+        raise RuntimeError(
+            f"{name} must broadcast to the shape of input, {tuple(input.shape)}, but has {tuple(tensor.shape)}"
+        )
+
+
+def check_causal(causal: str, dims: Sequence[int], rank: int) -> None:
+    """Raises unless a diagonal lies across rows (dim -2) and columns (dim -1) that are normalized over."""
+    if causal and rank < 2:
+        raise ValueError(f"causal needs an input of two dimensions or more, but it has {rank}")
+    if causal and wrap_dims(dims, rank) != [rank - 1]:
+        raise ValueError(f"causal needs dim=-1, but dim is {dims[0] if len(dims) == 1 else tuple(dims)}")
+
+
+def as_scale(scale: object) -> float:
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise TypeError(f"scale must be a number, but got {scale!r} of type {type(scale).__name__}")
+    return float(scale)
+
+
+def as_causal(causal: object) -> str:
+    """`causal` as operators have it: "", "upper_left" or "lower_right"."""
+    if isinstance(causal, bool):
+        return "upper_left" if causal else ""
+    if causal not in ("upper_left", "lower_right"):
+        raise ValueError(f"causal must be False, True, 'upper_left' or 'lower_right', but is {causal!r}")
+    return str(causal)
+
+
+def dead_rows_are_zero(fully_masked: object, masked: bool) -> bool:
+    """What rows get of which nothing is left: zero, or NaN; by default zero where something is masked."""
+    if fully_masked is None:
+        return masked
+    if fully_masked not in ("nan", "zero"):
+        raise ValueError(f"fully_masked must be 'nan', 'zero' or None, but is {fully_masked!r}")
+    return fully_masked == "zero"
+
+
 def check_backward(grad_output: Tensor, output: Tensor, input_dtype: torch.dtype | None) -> torch.dtype:
     """The dtype of the input's gradient; raises unless the arguments go together."""
     for what in ("shape", "dtype", "device"):
@@ -96,7 +167,7 @@ def check_backward(grad_output: Tensor, output: Tensor, input_dtype: torch.dtype
     return input_dtype
 
 
-def check_out(out: object, input: Tensor, dtype: torch.dtype) -> None:
+def check_out(out: object, input: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> None:
     """Raises unless `out` can take a result of `input`'s shape and device, and of `dtype`."""
     check_tensor("out", out)
     assert isinstance(out, Tensor)
@@ -107,19 +178,22 @@ def check_out(out: object, input: Tensor, dtype: torch.dtype) -> None:
     if out.device != input.device:
         raise RuntimeError(f"out must be on input's device, {input.device}, but is on {out.device}")
     if torch.is_grad_enabled():
-        for name, tensor in (("input", input), ("out", out)):
-            if tensor.requires_grad:
+        for name, tensor in (("input", input), ("out", out), ("bias", bias)):
+            if tensor is not None and tensor.requires_grad:
                 raise RuntimeError(f"out= does not support automatic differentiation, but {name} requires grad")
 
 
-def check_memory(out: Tensor, input: Tensor) -> None:
-    """Raises unless the kernel may write `out` while it reads `input`."""
+def check_memory(out: Tensor, input: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> None:
+    """Raises unless the kernel may write `out` while it reads the others."""
     if out.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError("out must not be an inference tensor outside inference mode")
     if overlaps_itself(out):
         raise RuntimeError("out must not overlap itself: several of its elements share one memory location")
     if overlaps_partly(input, out):
         raise RuntimeError("out must be input itself or not overlap it, but shares a part of its memory")
+    for name, tensor in (("the mask", mask), ("bias", bias)):
+        if tensor is not None and overlaps_partly(tensor, out):
+            raise RuntimeError(f"out must not overlap {name}, but shares a part of its memory")
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

@@ -19,12 +19,12 @@ from ndsoftmax._arguments import check_backward, is_fused, result_dtype, wrap_di
 Dims = Sequence[int]
 Operator = Callable[..., Tensor]
 
-_library: Any = torch.library.Library("ndsoftmax", "DEF")  # type: ignore[no-untyped-call]
+library: Any = torch.library.Library("ndsoftmax", "DEF")  # type: ignore[no-untyped-call]
 for _name in ("softmax", "log_softmax"):
-    _library.define(
+    library.define(
         f"{_name}(Tensor input, int[] dim, ScalarType? dtype=None) -> Tensor", tags=torch.Tag.pt2_compliant_tag
     )
-    _library.define(
+    library.define(
         f"{_name}_backward(Tensor grad_output, Tensor output, int[] dim, ScalarType? input_dtype=None) -> Tensor",
         tags=torch.Tag.pt2_compliant_tag,
     )
@@ -43,29 +43,29 @@ BACKWARD: dict[bool, Operator] = {
 # ---- results and kernels
 
 
-def _empty_output(input: Tensor, dtype: torch.dtype | None) -> Tensor:
+def empty_output(input: Tensor, dtype: torch.dtype | None) -> Tensor:
     dtype = result_dtype(input, dtype)
     if not is_fused(input.dtype, dtype):
         raise TypeError(f"input must be {dtype}, or 16-bit where that is torch.float32, but is {input.dtype}")
     return torch.empty_like(input, dtype=dtype)
 
 
-def _empty_grad_input(grad_output: Tensor, output: Tensor, input_dtype: torch.dtype | None) -> Tensor:
+def empty_grad_input(grad_output: Tensor, output: Tensor, input_dtype: torch.dtype | None) -> Tensor:
     return torch.empty_like(output, dtype=check_backward(grad_output, output, input_dtype))
 
 
 def _fake_forward(input: Tensor, dim: Dims, dtype: torch.dtype | None = None) -> Tensor:
     wrap_dims(dim, input.dim())
-    return _empty_output(input, dtype)
+    return empty_output(input, dtype)
 
 
 def _fake_backward(grad_output: Tensor, output: Tensor, dim: Dims, input_dtype: torch.dtype | None = None) -> Tensor:
     wrap_dims(dim, output.dim())
-    return _empty_grad_input(grad_output, output, input_dtype)
+    return empty_grad_input(grad_output, output, input_dtype)
 
 
 def kernel_forward(log: bool, input: Tensor, dim: Dims, dtype: torch.dtype | None = None) -> Tensor:
-    output = _empty_output(input, dtype)
+    output = empty_output(input, dtype)
     if input.dim() <= _C.MAX_GROUPS:
         _C.forward(input, output, dim, log, torch.get_num_threads())
         return output
@@ -78,7 +78,7 @@ def kernel_forward(log: bool, input: Tensor, dim: Dims, dtype: torch.dtype | Non
 def kernel_backward(
     log: bool, grad_output: Tensor, output: Tensor, dim: Dims, input_dtype: torch.dtype | None = None
 ) -> Tensor:
-    grad_input = _empty_grad_input(grad_output, output, input_dtype)
+    grad_input = empty_grad_input(grad_output, output, input_dtype)
     if output.dim() <= _C.MAX_GROUPS:
         _C.backward(grad_output, output, grad_input, dim, log, torch.get_num_threads())
         return grad_input
@@ -91,7 +91,7 @@ def kernel_backward(
 
 
 @contextmanager
-def _keep_forward_mode() -> Iterator[None]:
+def keep_forward_mode() -> Iterator[None]:
     """A Function switches forward mode off for its forward and jvp, and gradients for its forward.
 
     The torch.func transforms around the one at work would feel that: the same call is still to reach them.
@@ -118,12 +118,12 @@ def below_autograd(modes: Modes, operator: Operator, *arguments: Any) -> Tensor:
         return operator(*arguments)
 
 
-def _primal(tensor: Tensor) -> Tensor:
+def primal(tensor: Tensor) -> Tensor:
     """The tensor without its tangent at the level of the transform at work."""
     return forward_ad.unpack_dual(tensor, level=0).primal  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _total(tensor: Tensor, dims: Dims) -> Tensor:
+def summed(tensor: Tensor, dims: Dims) -> Tensor:
     return tensor.sum(list(dims), keepdim=True)
 
 
@@ -154,12 +154,12 @@ class Normalize(torch.autograd.Function):
         return grad_input, None, None, None, None
 
     @staticmethod
-    @_keep_forward_mode()
+    @keep_forward_mode()
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         (output,) = ctx.saved_tensors
         tangent = tangent.to(output.dtype)
         if ctx.log:
-            return tangent - _total(output.exp() * tangent, ctx.dims)
+            return tangent - summed(output.exp() * tangent, ctx.dims)
         return BACKWARD[False](tangent, output, ctx.dims)  # the Jacobian of softmax is symmetric
 
 
@@ -187,7 +187,7 @@ class NormalizeGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_input_grad: Tensor) -> tuple[Tensor | None, ...]:
         grad, output = ctx.saved_tensors
-        total = partial(_total, dims=ctx.dims)
+        total = partial(summed, dims=ctx.dims)
         v = grad_input_grad.to(output.dtype)
         if ctx.log:
             p = output.exp()
@@ -198,10 +198,10 @@ class NormalizeGradient(torch.autograd.Function):
         return grad_grad, output_grad, None, None, None, None
 
     @staticmethod
-    @_keep_forward_mode()
+    @keep_forward_mode()
     def jvp(ctx: Any, grad_tangent: Tensor, output_tangent: Tensor, *_: None) -> Tensor:
-        grad, output = (_primal(saved) for saved in ctx.saved_tensors)
-        total = partial(_total, dims=ctx.dims)
+        grad, output = (primal(saved) for saved in ctx.saved_tensors)
+        total = partial(summed, dims=ctx.dims)
         if ctx.log:
             tangent = grad_tangent - output.exp() * (total(grad_tangent) + output_tangent * total(grad))
         else:
@@ -210,7 +210,7 @@ class NormalizeGradient(torch.autograd.Function):
         return tangent.to(ctx.input_dtype or output.dtype)
 
 
-def _apply_of(function: type[torch.autograd.Function]) -> Operator:
+def apply_of(function: type[torch.autograd.Function]) -> Operator:
     """What records the Function at the level of torch.func that is at work.
 
     Function.apply itself would start over at the innermost level. That is for what users call; an autograd kernel is
@@ -219,8 +219,8 @@ def _apply_of(function: type[torch.autograd.Function]) -> Operator:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
-normalize = _apply_of(Normalize)
-_normalize_gradient = _apply_of(NormalizeGradient)
+normalize = apply_of(Normalize)
+_normalize_gradient = apply_of(NormalizeGradient)
 
 
 def _autograd_forward(log: bool, input: Tensor, dim: Dims, dtype: torch.dtype | None = None) -> Tensor:
@@ -274,12 +274,12 @@ DEVICES = ("CPU", "CUDA") if _C.build_info()["cuda"] and torch.version.cuda is n
 
 for _log, _name in ((False, "softmax"), (True, "log_softmax")):
     for _device in DEVICES:
-        _library.impl(_name, partial(kernel_forward, _log), _device)
-        _library.impl(f"{_name}_backward", partial(kernel_backward, _log), _device)
-    _library.impl(_name, partial(_autograd_forward, _log), "Autograd")
-    _library.impl(f"{_name}_backward", partial(_autograd_backward, _log), "Autograd")
-    _library.impl(_name, partial(_autocast_forward, _log), "AutocastCUDA")
-    torch.library.register_fake(f"ndsoftmax::{_name}", _fake_forward, lib=_library)
-    torch.library.register_fake(f"ndsoftmax::{_name}_backward", _fake_backward, lib=_library)
-    torch.library.register_vmap(f"ndsoftmax::{_name}", partial(_batched, FORWARD[_log], 1), lib=_library)
-    torch.library.register_vmap(f"ndsoftmax::{_name}_backward", partial(_batched, BACKWARD[_log], 2), lib=_library)
+        library.impl(_name, partial(kernel_forward, _log), _device)
+        library.impl(f"{_name}_backward", partial(kernel_backward, _log), _device)
+    library.impl(_name, partial(_autograd_forward, _log), "Autograd")
+    library.impl(f"{_name}_backward", partial(_autograd_backward, _log), "Autograd")
+    library.impl(_name, partial(_autocast_forward, _log), "AutocastCUDA")
+    torch.library.register_fake(f"ndsoftmax::{_name}", _fake_forward, lib=library)
+    torch.library.register_fake(f"ndsoftmax::{_name}_backward", _fake_backward, lib=library)
+    torch.library.register_vmap(f"ndsoftmax::{_name}", partial(_batched, FORWARD[_log], 1), lib=library)
+    torch.library.register_vmap(f"ndsoftmax::{_name}_backward", partial(_batched, BACKWARD[_log], 2), lib=library)

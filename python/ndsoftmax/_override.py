@@ -16,6 +16,7 @@ from torch import Tensor
 from ndsoftmax import _C
 from ndsoftmax._arguments import FLOATING, overlaps_itself, overlaps_partly
 from ndsoftmax._library import DEVICES
+from ndsoftmax._masked import Options, into_forward, kernel_backward
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,11 +109,16 @@ def _leave(holder: enable) -> None:
 
 
 def _install() -> Any:
-    overrides = [
-        (overload, device, partial(kernel, log, torch.library.get_kernel(f"aten::{overload}", device)))
+    kernels: list[tuple[str, Callable[..., Tensor]]] = [
+        (overload, partial(kernel, log))
         for log, name in ((False, "_softmax"), (True, "_log_softmax"))
         for kernel, operator in ((_forward, name), (_backward, f"{name}_backward_data"))
         for overload in (operator, f"{operator}.out")
+    ]
+    kernels += [("_masked_softmax", _masked_forward), ("_masked_softmax_backward", _masked_backward)]
+    overrides = [
+        (overload, device, partial(kernel, torch.library.get_kernel(f"aten::{overload}", device)))
+        for overload, kernel in kernels
         for device in DEVICES
     ]
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -162,6 +168,45 @@ def _backward(
         grad_input = torch.empty_like(output, dtype=input_dtype, memory_format=torch.contiguous_format)
     _C.backward(grad_output, output, grad_input, (dim,), log, torch.get_num_threads())
     return grad_input
+
+
+# torch's kinds of masks: over rows and columns, over batch and columns, over everything
+_MASK_DIMS = {0: (2, 3), 1: (0, 3)}
+
+
+def _masked_forward(
+    torchs: Any, keys: Any, input: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None
+) -> Tensor:
+    dim = input.dim() - 1 if dim is None else dim
+    view: Tensor | None = mask
+    if mask_type in _MASK_DIMS:
+        sizes = [input.shape[d] if d in _MASK_DIMS[mask_type] else 1 for d in range(4)] if input.dim() == 4 else []
+        view = mask.view(sizes) if list(mask.shape) == [size for size in sizes if size != 1] else None
+    elif mask.shape != input.shape:
+        view = None
+    if not (_holders and view is not None and _takes_masked(input, view, dim)):
+        return cast(Tensor, torchs.call_boxed(keys, input, mask, dim, mask_type))
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    into_forward(output, False, input, view, None, (dim,), Options(zero=False))
+    return output
+
+
+def _masked_backward(
+    torchs: Any, keys: Any, grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None
+) -> Tensor:
+    dim = output.dim() - 1 if dim is None else dim
+    if not (
+        _holders
+        and mask.shape == output.shape
+        and _takes_masked(output, mask, dim)
+        and (grad_output.shape, grad_output.dtype, grad_output.device) == (output.shape, output.dtype, output.device)
+    ):
+        return cast(Tensor, torchs.call_boxed(keys, grad_output, output, mask, dim))
+    return kernel_backward(False, grad_output, output, mask, (dim,))
+
+
+def _takes_masked(input: Tensor, mask: Tensor, dim: int) -> bool:
+    return mask.dtype == torch.bool and mask.device == input.device and _takes(input, dim, input.dtype, input.dtype)
 
 
 def _takes(tensor: Tensor, dim: int, narrow: torch.dtype, wide: torch.dtype) -> bool:

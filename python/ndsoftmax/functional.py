@@ -1,23 +1,53 @@
 """softmax and log_softmax as users call them: the short path for plain calls, the operators for all others."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ndsoftmax import _C
-from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype
+from ndsoftmax import _C, _masked
+from ndsoftmax._arguments import (
+    as_causal,
+    as_dims,
+    as_scale,
+    check_bias,
+    check_causal,
+    check_mask,
+    check_memory,
+    check_out,
+    check_tensor,
+    dead_rows_are_zero,
+    is_fused,
+    result_dtype,
+)
 from ndsoftmax._arrays import as_tensor, is_array, like_array
 from ndsoftmax._library import FORWARD, normalize
 
+Dim = int | Sequence[int]
+Causal = bool | Literal["upper_left", "lower_right"]
+FullyMasked = Literal["nan", "zero"]
+
 
 def softmax(
-    input: Tensor, dim: int | Sequence[int] = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None
+    input: Tensor,
+    dim: Dim = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    mask: Tensor | None = None,
+    where: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    causal: Causal = False,
+    fully_masked: FullyMasked | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Softmax of `input` over `dim`: ``exp(x) / sum(exp(x))``, computed without overflow.
+
+    With masks, only over the included elements, as if the others had been removed: those get 0, send no gradient back,
+    and what stands in them, NaN included, shows nowhere.
 
     Parameters
     ----------
@@ -27,6 +57,22 @@ def softmax(
         The dimension to normalize over, or several: then over their product.
     dtype : torch.dtype, optional
         `input` is cast to it first. From 16-bit to float32 the cast is part of the kernel.
+    mask : Tensor, optional
+        bool; True excludes, as in ``masked_fill`` and ``key_padding_mask``. Broadcasts against `input`.
+    where : Tensor, optional
+        bool; True includes, as in NumPy and JAX, ``torch.masked.softmax(mask=)`` and a bool ``attn_mask`` of
+        ``scaled_dot_product_attention``. Broadcasts against `input`. Either this or `mask`.
+    bias : Tensor, optional
+        Added to ``input * scale`` on the way. Of `input`'s dtype, or float32 with a 16-bit one; broadcasts against it.
+    scale : float
+        `input` is multiplied by it on the way.
+    causal : bool or {"upper_left", "lower_right"}
+        Excludes what lies past a diagonal through rows (dim -2) and columns (dim -1), which must be `dim`: column j of
+        row i where j > i (True, "upper_left"), or where the last column of the last row is on the diagonal
+        ("lower_right"). Columns past it are not read.
+    fully_masked : {"nan", "zero"}, optional
+        What a row gets of whose elements none is included, or only -inf. By default "zero" where `mask`, `where`,
+        `bias` or `causal` is given, else "nan", as torch.softmax.
     out : Tensor, optional
         Written and returned. It may be `input` itself.
 
@@ -40,12 +86,15 @@ def softmax(
     IndexError
         `dim` is out of range.
     TypeError
-        `input` is not a strided, floating-point tensor and `dtype` is not given, or `dim` is not an int.
+        `input` is not a strided, floating-point tensor and `dtype` is not given, `dim` is not an int, a mask is not
+        bool, `bias` has another dtype, or `scale` is no number.
     ValueError
-        `dim` is empty.
+        `dim` is empty, both `mask` and `where` are given, `causal` goes with another `dim` than -1 or fewer than two
+        dimensions, or a word is unknown.
     RuntimeError
-        A dim is repeated, the device has no kernels, or `out` has another shape, dtype or device, overlaps itself
-        or a part of `input`, or `input` requires grad while `out` is given.
+        A dim is repeated, the device has no kernels, a mask or `bias` is on another device or does not broadcast, or
+        `out` has another shape, dtype or device, overlaps itself or a part of an argument, or something requires grad
+        while `out` is given.
 
     Notes
     -----
@@ -59,50 +108,222 @@ def softmax(
             [0.5000, 0.5000]])
     >>> ndsoftmax.softmax(x, dim=(0, 1)).sum()
     tensor(1.)
+    >>> ndsoftmax.softmax(x, mask=torch.tensor([False, True]))
+    tensor([[1., 0.],
+            [1., 0.]])
+    >>> ndsoftmax.softmax(x, causal=True)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
     """
-    result: Tensor = _normalize(False, input, dim, dtype, out)
+    result: Tensor = _normalize(False, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
     return result
 
 
 def log_softmax(
-    input: Tensor, dim: int | Sequence[int] = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None
+    input: Tensor,
+    dim: Dim = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    mask: Tensor | None = None,
+    where: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    causal: Causal = False,
+    fully_masked: FullyMasked | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Logarithm of the softmax of `input` over `dim`: ``x - log(sum(exp(x)))``, computed without overflow.
 
-    Parameters, result and errors are those of :func:`softmax`.
+    Parameters, result and errors are those of :func:`softmax`; excluded elements get -inf.
 
     Examples
     --------
     >>> ndsoftmax.log_softmax(torch.tensor([0.0, 0.0, -torch.inf]))
     tensor([-0.6931, -0.6931,    -inf])
     """
-    result: Tensor = _normalize(True, input, dim, dtype, out)
+    result: Tensor = _normalize(True, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
     return result
 
 
-def _normalize(log: bool, input: Any, dim: int | Sequence[int], dtype: torch.dtype | None, out: Tensor | None) -> Any:
+def masked_softmax(
+    input: Tensor,
+    mask: Tensor,
+    dim: Dim = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    causal: Causal = False,
+    fully_masked: FullyMasked | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """:func:`softmax` without the elements where `mask` is True.
+
+    Examples
+    --------
+    >>> ndsoftmax.masked_softmax(torch.zeros(3), torch.tensor([False, False, True]))
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+    return softmax(
+        input, dim, dtype, mask=mask, bias=bias, scale=scale, causal=causal, fully_masked=fully_masked, out=out
+    )
+
+
+def masked_log_softmax(
+    input: Tensor,
+    mask: Tensor,
+    dim: Dim = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    causal: Causal = False,
+    fully_masked: FullyMasked | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """:func:`log_softmax` without the elements where `mask` is True.
+
+    Examples
+    --------
+    >>> ndsoftmax.masked_log_softmax(torch.zeros(3), torch.tensor([False, False, True]))
+    tensor([-0.6931, -0.6931,    -inf])
+    """
+    return log_softmax(
+        input, dim, dtype, mask=mask, bias=bias, scale=scale, causal=causal, fully_masked=fully_masked, out=out
+    )
+
+
+def _normalize(
+    log: bool,
+    input: Any,
+    dim: Dim,
+    dtype: torch.dtype | None,
+    mask: Any,
+    where: Any,
+    bias: Any,
+    scale: Any,
+    causal: Any,
+    fully_masked: Any,
+    out: Tensor | None,
+) -> Any:
+    unmasked = mask is None and where is None and bias is None and causal is False and fully_masked is None
+    if unmasked and isinstance(scale, float) and scale == 1.0:
+        return _plain(log, input, dim, dtype, out)
+    fused = {
+        "mask": mask,
+        "where": where,
+        "bias": bias,
+        "scale": scale,
+        "causal": causal,
+        "fully_masked": fully_masked,
+    }
+    return _long_way(log, input, dim, dtype, fused, out)
+
+
+def _plain(log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, out: Tensor | None) -> Any:
     if out is None and not torch.compiler.is_dynamo_compiling():
         result = _C.plain_forward(input, dim, dtype, log, normalize)
         if result is not None:
             return result
-    return _long_way(log, input, dim, dtype, out)
+    return _long_way(log, input, dim, dtype, {}, out)
 
 
-def _long_way(log: bool, input: Any, dim: int | Sequence[int], dtype: torch.dtype | None, out: Tensor | None) -> Any:
-    if has_torch_function((input, out)):
-        return handle_torch_function(log_softmax if log else softmax, (input, out), input, dim, dtype, out=out)
+def _long_way(
+    log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, fused: dict[str, Any], out: Tensor | None
+) -> Any:
+    """`fused` is empty for a plain call."""
+    tensors = (input, fused.get("mask"), fused.get("where"), fused.get("bias"), out)
+    if has_torch_function(tensors):
+        return handle_torch_function(log_softmax if log else softmax, tensors, input, dim, dtype, **fused, out=out)
     if is_array(input):
-        return like_array(_normalize(log, as_tensor(input), dim, dtype, out), input)
+        tensor = as_tensor(input)
+        if not fused:
+            return like_array(_plain(log, tensor, dim, dtype, out), input)
+        fused = {name: as_tensor(value) if is_array(value) else value for name, value in fused.items()}
+        return like_array(_long_way(log, tensor, dim, dtype, fused, out), input)
     dims = as_dims(dim)
     if isinstance(input, Tensor) and (input.is_nested or is_traceable_wrapper_subclass(input)):
+        if fused:
+            raise TypeError(f"{', '.join(fused)} do not go with a {type(input).__name__}")
         return _torchs(log, input, dims, dtype, out)
     check_tensor("input", input)
     output_dtype = result_dtype(input, dtype)
+    computed_dtype = input.dtype if is_fused(input.dtype, output_dtype) else output_dtype
+    masking = _masking(input, dims, computed_dtype, **fused) if fused else None
     if out is not None:
-        return _into(out, log, input, dims, output_dtype)
-    if not is_fused(input.dtype, output_dtype):
-        input = input.to(output_dtype)
-    return FORWARD[log](input, dims, dtype)
+        check_out(out, input, output_dtype, None if masking is None else masking.bias)
+    plain = not torch.compiler.is_dynamo_compiling() and _are_plain(input, out, masking)
+    if plain and out is not None:
+        check_memory(out, input, *([] if masking is None else masking[:2]))
+    if input.dtype != computed_dtype:
+        input = input.to(computed_dtype)
+        if masking is not None and masking.bias is not None:
+            masking = masking._replace(bias=masking.bias.to(computed_dtype))
+    if out is not None and plain and out.dim() <= _C.MAX_GROUPS:
+        return _into(out, log, input, dims, masking)
+    result = _result(plain, log, input, dims, dtype, masking)
+    return result if out is None else out.copy_(result)
+
+
+class Masking(NamedTuple):
+    mask: Tensor | None
+    bias: Tensor | None
+    options: _masked.Options
+
+
+def _masking(
+    input: Tensor,
+    dims: tuple[int, ...],
+    computed_dtype: torch.dtype,
+    *,
+    mask: Any,
+    where: Any,
+    bias: Any,
+    scale: Any,
+    causal: Any,
+    fully_masked: Any,
+) -> Masking:
+    """What is fused, once it has been found to be right."""
+    if mask is not None and where is not None:
+        raise ValueError("mask excludes and where includes: give one of them")
+    scale, causal = as_scale(scale), as_causal(causal)
+    zero = dead_rows_are_zero(fully_masked, not (mask is None and where is None and bias is None and not causal))
+    check_causal(causal, dims, input.dim())
+    if mask is not None:
+        check_mask("mask", mask, input)
+    if where is not None:
+        check_mask("where", where, input)
+    if bias is not None:
+        check_bias(bias, input, computed_dtype)
+    options = _masked.Options(where is not None, scale, causal, zero)
+    return Masking(mask if where is None else where, bias, options)
+
+
+def _are_plain(input: Tensor, out: Tensor | None, masking: Masking | None) -> bool:
+    """Whether kernels may be called past torch's dispatcher. Plain calls without `out` were, if they could."""
+    beside = [out, *(() if masking is None else masking[:2])]
+    given = [tensor for tensor in beside if tensor is not None]
+    return (out is not None or masking is not None) and all(_C.are_plain(input, one) for one in given or [input])
+
+
+def _result(
+    plain: bool, log: bool, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype | None, masking: Masking | None
+) -> Tensor:
+    if masking is None:
+        return FORWARD[log](input, dims, dtype)
+    mask, bias, options = masking
+    if plain:
+        return _masked.kernel_forward(log, input, mask, bias, dims, dtype, *options)
+    return _masked.FORWARD[log](input, mask, bias, dims, dtype, *options)
+
+
+def _into(out: Tensor, log: bool, input: Tensor, dims: tuple[int, ...], masking: Masking | None) -> Tensor:
+    if masking is None:
+        _C.forward(input, out, dims, log, torch.get_num_threads())
+    else:
+        _masked.into_forward(out, log, input, masking.mask, masking.bias, dims, masking.options)
+    torch.autograd.graph.increment_version(out)
+    return out
 
 
 def _torchs(log: bool, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype | None, out: Tensor | None) -> Tensor:
@@ -113,18 +334,4 @@ def _torchs(log: bool, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype 
     return function(input, dims[0], dtype) if out is None else function(input, dims[0], dtype, out=out)
 
 
-def _into(out: Tensor, log: bool, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    check_out(out, input, dtype)
-    plain = not torch.compiler.is_dynamo_compiling() and _C.are_plain(input, out)
-    if plain:
-        check_memory(out, input)
-    if not is_fused(input.dtype, dtype):
-        input = input.to(dtype)
-    if not plain or out.dim() > _C.MAX_GROUPS:
-        return out.copy_(FORWARD[log](input, dims, dtype))
-    _C.forward(input, out, dims, log, torch.get_num_threads())
-    torch.autograd.graph.increment_version(out)
-    return out
-
-
-__all__ = ["log_softmax", "softmax"]
+__all__ = ["log_softmax", "masked_log_softmax", "masked_softmax", "softmax"]

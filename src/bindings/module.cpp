@@ -79,6 +79,42 @@ struct Borrowed {
   TensorView view;
 };
 
+// What is fused into a call, in Python's terms; mask and bias are tensors or None.
+class BorrowedFusion {
+ public:
+  BorrowedFusion(py::handle mask, py::handle bias, bool where, double scale, const std::string& causal, bool zero) {
+    if (!mask.is_none()) {
+      const DLTensor raw = exchanged(mask);
+      if (raw.dtype.code != kDLBool || raw.dtype.bits != 8) throw py::type_error("a mask must be a bool tensor");
+      mask_ = {static_cast<char*>(raw.data) + raw.byte_offset, DType{}, raw.ndim, raw.shape, raw.strides};
+      fusion_.mask = &mask_;
+    }
+    if (!bias.is_none()) {
+      bias_ = Borrowed(bias).view;
+      fusion_.bias = &bias_;
+    }
+    fusion_.mask_includes = where;
+    fusion_.scale = scale;
+    fusion_.causal = causal_named(causal);
+    fusion_.dead_rows_are_zero = zero;
+  }
+  BorrowedFusion(const BorrowedFusion&) = delete;
+  BorrowedFusion& operator=(const BorrowedFusion&) = delete;
+
+  const Fusion& get() const { return fusion_; }
+
+ private:
+  static Causal causal_named(const std::string& name) {
+    if (name.empty()) return Causal::none;
+    if (name == "upper_left") return Causal::upper_left;
+    if (name == "lower_right") return Causal::lower_right;
+    throw py::value_error("causal is '" + name + "'; it may be upper_left or lower_right");
+  }
+
+  TensorView mask_, bias_;
+  Fusion fusion_;
+};
+
 // ---- calls --------------------------------------------------------------------------------------------------------
 
 // Gets workspace from torch's allocator, so that memory statistics, CUDA graphs and streams see it.
@@ -125,17 +161,19 @@ Operation operation_of(bool log) { return log ? Operation::log_softmax : Operati
 
 using Dims = std::vector<std::int64_t>;
 
-void forward(const Borrowed& from, py::handle output, const Dims& dims, bool log, int threads) {
+void forward(const Borrowed& from, py::handle output, const Dims& dims, bool log, int threads,
+             const Fusion& fusion = {}) {
   const Borrowed to(output);
-  execute(output, from.raw.device, threads,
-          [&](const Execution& execution) { host_softmax(operation_of(log), from.view, to.view, dims, execution); });
+  execute(output, from.raw.device, threads, [&](const Execution& execution) {
+    host_softmax(operation_of(log), from.view, to.view, dims, execution, fusion);
+  });
 }
 
-void backward(py::handle grad_output, py::handle output, py::handle grad_input, const Dims& dims, bool log,
-              int threads) {
+void backward(py::handle grad_output, py::handle output, py::handle grad_input, const Dims& dims, bool log, int threads,
+              const Fusion& fusion = {}) {
   const Borrowed grad(grad_output), from(output), to(grad_input);
   execute(grad_input, from.raw.device, threads, [&](const Execution& execution) {
-    host_softmax_backward(operation_of(log), grad.view, from.view, to.view, dims, execution);
+    host_softmax_backward(operation_of(log), grad.view, from.view, to.view, dims, execution, fusion);
   });
 }
 
@@ -202,7 +240,7 @@ struct Planned {
 
 Problem problem_of(bool log, bool backward, const std::string& source_dtype, const std::string& result_dtype,
                    const Dims& sizes, const Dims& source_strides, const Dims& grad_strides, const Dims& result_strides,
-                   const Dims& dims, const std::array<std::int64_t, kOperands>& offsets) {
+                   const Dims& dims, const std::array<std::int64_t, kWhole>& offsets) {
   for (const Dims* strides : {&source_strides, &grad_strides, &result_strides})
     if (strides->size() != sizes.size()) throw py::value_error("sizes and strides must have the same length");
   const auto view = [&](const std::string& dtype, const Dims& strides, std::int64_t offset) {
@@ -306,8 +344,32 @@ PYBIND11_MODULE(_C, module) {
         forward(Borrowed(input), output, dims, log, threads);
       },
       py::arg("input"), py::arg("output"), py::arg("dims"), py::arg("log"), py::arg("threads"));
-  module.def("backward", &backward, py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("dims"),
-             py::arg("log"), py::arg("threads"));
+  module.def(
+      "backward",
+      [](py::handle grad_output, py::handle output, py::handle grad_input, const Dims& dims, bool log, int threads) {
+        backward(grad_output, output, grad_input, dims, log, threads);
+      },
+      py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("dims"), py::arg("log"),
+      py::arg("threads"));
+  module.def(
+      "masked_forward",
+      [](py::handle input, py::handle output, py::handle mask, py::handle bias, const Dims& dims, bool log, bool where,
+         double scale, const std::string& causal, bool zero, int threads) {
+        forward(Borrowed(input), output, dims, log, threads,
+                BorrowedFusion(mask, bias, where, scale, causal, zero).get());
+      },
+      py::arg("input"), py::arg("output"), py::arg("mask"), py::arg("bias"), py::arg("dims"), py::arg("log"),
+      py::arg("where"), py::arg("scale"), py::arg("causal"), py::arg("zero"), py::arg("threads"));
+  module.def(
+      "masked_backward",
+      [](py::handle grad_output, py::handle output, py::handle grad_input, py::handle mask, const Dims& dims, bool log,
+         bool where, double scale, const std::string& causal, int threads) {
+        // (rows that became constant are told by their output)
+        backward(grad_output, output, grad_input, dims, log, threads,
+                 BorrowedFusion(mask, py::none(), where, scale, causal, true).get());
+      },
+      py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("mask"), py::arg("dims"),
+      py::arg("log"), py::arg("where"), py::arg("scale"), py::arg("causal"), py::arg("threads"));
   module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"));
   module.def(
       "run_forward",
@@ -332,7 +394,7 @@ PYBIND11_MODULE(_C, module) {
       "plan",
       [](bool log, bool is_backward, const std::string& source_dtype, const std::string& result_dtype,
          const Dims& sizes, const Dims& source_strides, const Dims& grad_strides, const Dims& result_strides,
-         const Dims& dims, const Device& device, const std::array<std::int64_t, kOperands>& offsets,
+         const Dims& dims, const Device& device, const std::array<std::int64_t, kWhole>& offsets,
          const std::optional<std::string>& regime) {
         return plan_of(problem_of(log, is_backward, source_dtype, result_dtype, sizes, source_strides, grad_strides,
                                   result_strides, dims, offsets),
@@ -340,7 +402,7 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("log"), py::arg("backward"), py::arg("source_dtype"), py::arg("result_dtype"), py::arg("sizes"),
       py::arg("source_strides"), py::arg("grad_strides"), py::arg("result_strides"), py::arg("dims"), py::arg("device"),
-      py::arg("offsets") = std::array<std::int64_t, kOperands>{}, py::arg("regime") = py::none());
+      py::arg("offsets") = std::array<std::int64_t, kWhole>{}, py::arg("regime") = py::none());
   module.def(
       "coverage", [](const Planned& planned) { return coverage(planned.problem, planned.plan); }, py::arg("plan"));
 }

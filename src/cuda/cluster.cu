@@ -11,7 +11,7 @@ namespace {
 template <typename Operation>
 __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  constexpr int kVectors = tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection);
+  constexpr int kVectors = tuning::held_vectors(sizeof(typename Operation::Source), kHeldOperands<Operation>);
   const auto cluster = cooperative_groups::this_cluster();
   const int blocks = cluster.num_blocks(), rank = cluster.block_rank();
   hold_rows<kVectors, 1>(arguments, (arguments.first_block + blockIdx.x) / blocks, 1, 1, blocks * blockDim.x,

@@ -7,15 +7,13 @@
 
 #include "cuda/operation.cuh"
 #include "cuda/rows.cuh"
+#include "host/addresses.hpp"
 #include "ndsoftmax/plan.hpp"
 #include "ndsoftmax/problem.hpp"
 
 namespace ndsoftmax::cuda {
 
-struct Pointers {
-  const void* source;
-  const void* grad;
-  void* result;
+struct Pointers : Addresses {
   void* workspace;
   int shared_limit;  // bytes of shared memory that a block may ask for
 };
@@ -25,18 +23,18 @@ inline void check(cudaError_t error, const char* what) {
 }
 
 // Calls visitor.operator()<Operation>() for the operation, direction and dtypes of the problem.
-template <typename Visitor>
+template <bool kFused, typename Visitor>
 void visit_operation(const Problem& problem, Visitor&& visitor) {
   const bool log = problem.operation == Operation::log_softmax, forward = problem.direction == Direction::forward;
   const auto with = [&]<typename Source, typename Result>() {
     // forward may widen, backward may narrow
     if constexpr (sizeof(Source) <= sizeof(Result)) {
-      if (forward && log) return visitor.template operator()<Forward<true, Source, Result>>();
-      if (forward) return visitor.template operator()<Forward<false, Source, Result>>();
+      if (forward && log) return visitor.template operator()<Forward<true, Source, Result, kFused>>();
+      if (forward) return visitor.template operator()<Forward<false, Source, Result, kFused>>();
     }
     if constexpr (sizeof(Source) >= sizeof(Result)) {
-      if (!forward && log) return visitor.template operator()<Backward<true, Source, Result>>();
-      if (!forward) return visitor.template operator()<Backward<false, Source, Result>>();
+      if (!forward && log) return visitor.template operator()<Backward<true, Source, Result, kFused>>();
+      if (!forward) return visitor.template operator()<Backward<false, Source, Result, kFused>>();
     }
   };
   const bool same = problem.source == problem.result;
@@ -53,6 +51,14 @@ void visit_operation(const Problem& problem, Visitor&& visitor) {
       if (forward) return with.template operator()<__nv_bfloat16, float>();
       return with.template operator()<float, __nv_bfloat16>();
   }
+}
+
+template <typename Visitor>
+void visit_operation(const Problem& problem, Visitor&& visitor) {
+  if (problem.fused.any)
+    visit_operation<true>(problem, visitor);
+  else
+    visit_operation<false>(problem, visitor);
 }
 
 // Calls visitor(std::integral_constant<int, n>) for the n in [kFirst, kLast] that equals `value`.
@@ -78,6 +84,23 @@ inline std::int64_t extent(const Problem& problem, Operand operand) {
 }
 
 template <typename Operation>
+Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers) {
+  if constexpr (Operation::kFused) {
+    const Fused& fused = problem.fused;
+    return {static_cast<const std::uint8_t*>(pointers.mask),
+            pointers.bias,
+            fused.bias_dtype != problem.source,
+            fused.mask_includes,
+            fused.causal,
+            fused.dead_rows_are_zero,
+            static_cast<typename Operation::Real>(fused.scale),
+            fused.diagonal};
+  } else {
+    return {};
+  }
+}
+
+template <typename Operation>
 RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, const Pointers& pointers) {
   using Source = typename Operation::Source;
   RowArguments<Operation> arguments{};
@@ -90,7 +113,10 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.dim = problem.dim.size;
   arguments.live = plan.items;
   arguments.ragged = plan.ragged;
-  arguments.outer = problem.outer;
+  arguments.outer = decltype(arguments.outer)(problem.outer);
+  arguments.mask_step = problem.dim.groups[0].stride[kMask];
+  arguments.bias_step = problem.dim.groups[0].stride[kBias];
+  arguments.fusing = fusing_of<Operation>(problem, pointers);
   return arguments;
 }
 

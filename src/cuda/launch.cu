@@ -70,10 +70,10 @@ const Device& device(int index) {
   return entry.device;
 }
 
-void launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,
-            void* result, void* workspace, void* stream) {
+void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses, void* workspace,
+            void* stream) {
   const CurrentDevice current(device.index);
-  const Pointers pointers{source, grad, result, workspace, device.shared_bytes_per_block};
+  const Pointers pointers{addresses, workspace, device.shared_bytes_per_block};
   const auto queue = static_cast<cudaStream_t>(stream);
   switch (plan.regime) {
     case Regime::warp: return launch_warp(problem, plan, pointers, queue);

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineA
     state = *whole.get();
   }
 
-  const auto finish = Operation::finish(state);
+  const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {
     const std::int64_t base = part.begin + i * step;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineA
       if (at >= end) continue;
       Term terms[kVector];
       row.terms(raw[j], at, terms);
-      row.store(at, [&](int k) { return finish.again(terms[k]); });
+      row.store(at, [&](int k) { return finish.again(terms[k], raw[j].extras.include(k)); });
     }
   }
 }

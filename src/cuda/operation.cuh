@@ -1,6 +1,7 @@
 // What is computed, apart from how it is spread: Forward and Backward, each for softmax and log_softmax. A kernel
 // loads terms, asks for the state of those a team of lanes holds, lets an exchange make it the state of the row, and
-// passes the terms through finish(). Masks, scale and bias belong into term(): kernels never look into one.
+// passes the terms through finish(). Fused operations also know rows of which nothing is left, and elements that are no
+// part of theirs; what they fuse is applied before term() (see fused.cuh): kernels never look into one.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -33,7 +34,7 @@ __device__ __forceinline__ double exponential_for(double x, bool) {
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number, the number
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
-template <bool kLog, typename Source_, typename Result_>
+template <bool kLog, typename Source_, typename Result_, bool kFused_ = false>
 struct Forward {
   using Source = Source_;
   using Result = Result_;
@@ -41,6 +42,7 @@ struct Forward {
   using State = MaxSum<Real>;
   using Term = Real;  // x; once reduced for softmax, exp(x - the team's maximum)
   static constexpr Direction kDirection = Direction::forward;
+  static constexpr bool kFused = kFused_;
 
   __device__ __forceinline__ static Term term(Real x, Real) { return x; }
   __device__ __forceinline__ static Term nothing() { return -std::numeric_limits<Real>::infinity(); }
@@ -92,18 +94,28 @@ struct Forward {
   // the sum would make their product underflow before the result does.
   struct Finish {
     Real max, factor, scale;  // softmax: scale is 1 / sum; log_softmax: the logarithm of the sum
+    Real excluded = 0;        // the result of an excluded element
 
-    __device__ __forceinline__ Real operator()(Term term) const {
+    __device__ __forceinline__ Real operator()(Term term, bool included) const {
+      if (!included) return excluded;
       if constexpr (kLog)
         return (term - max) - scale;
       else
         return term * factor * scale;
     }
-    __device__ __forceinline__ Real again(Term x) const {
+    __device__ __forceinline__ Real again(Term x, bool included) const {
+      if (!included) return excluded;
       if constexpr (kLog)
         return (x - max) - scale;
       else
         return exponential_for<Result>(x - max, true) * scale;
+    }
+    // Decides what a row gets that has nothing but -inf, or nothing at all: its sum is 0.
+    __device__ __forceinline__ void settle(bool dead_rows_are_zero) {
+      constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+      const bool dead = scale == (kLog ? -kInfinity : kInfinity);
+      if (dead && dead_rows_are_zero) max = scale = 0;
+      excluded = dead && !dead_rows_are_zero ? std::numeric_limits<Real>::quiet_NaN() : kLog ? -kInfinity : 0;
     }
   };
 
@@ -126,19 +138,21 @@ struct Forward {
 };
 
 // softmax: dx = y (g - sum(g y)).  log_softmax: dx = g - exp(y) sum(g).
-template <bool kLog, typename Source_, typename Result_>
+template <bool kLog, typename Source_, typename Result_, bool kFused_ = false>
 struct Backward {
   using Source = Source_;
   using Result = Result_;
   using Real = Accumulator<Source>;
-  using State = Sum<Real>;
+  using State = std::conditional_t<kFused_, LivingSum<Real>, Sum<Real>>;
   struct Term {
     Real output, grad;
   };
   static constexpr Direction kDirection = Direction::backward;
+  static constexpr bool kFused = kFused_;
+  static constexpr Real kEmpty = kLog ? -std::numeric_limits<Real>::infinity() : 0;  // the output of what is excluded
 
   __device__ __forceinline__ static Term term(Real output, Real grad) { return {output, grad}; }
-  __device__ __forceinline__ static Term nothing() { return {0, 0}; }
+  __device__ __forceinline__ static Term nothing() { return {kEmpty, 0}; }
 
   template <int kItems, int kPerItem, int kStep, typename Team>
   __device__ __forceinline__ static State reduce(Term* terms, int live, const Team& team) {
@@ -149,6 +163,7 @@ struct Backward {
       accumulate<1, kPerItem, kStep>(state, terms + item * kStep);
     }
     state.sum = team.sum(state.sum);
+    if constexpr (kFused) state.living = team.sum(state.living);
     return state;
   }
 
@@ -159,24 +174,33 @@ struct Backward {
     for (int i = 0; i < kItems * kPerItem; ++i) {
       const Term& term = terms[i / kPerItem * kStep + i % kPerItem];
       sum += kLog ? term.grad : term.grad * term.output;
+      if constexpr (kFused) state.living += term.output != kEmpty;
     }
     state.sum += sum;
   }
 
   struct Finish {
     Real sum;
+    bool dead = false;  // the row got a constant
 
-    __device__ __forceinline__ Real operator()(Term term) const {
+    __device__ __forceinline__ Real operator()(Term term, bool included) const {
+      if (!included || dead) return 0;
       if constexpr (kLog)
         return term.grad - exponential_for<Result>(term.output, false) * sum;
       else
         return term.output * (term.grad - sum);
     }
-    __device__ __forceinline__ Real again(Term term) const { return (*this)(term); }
+    __device__ __forceinline__ Real again(Term term, bool included) const { return (*this)(term, included); }
+    __device__ __forceinline__ void settle(bool) {}
   };
 
-  __device__ __forceinline__ static Finish finish(const State& row) { return {row.sum}; }
-  __device__ __forceinline__ static Finish finish(const State&, const State& row) { return {row.sum}; }
+  __device__ __forceinline__ static Finish finish(const State& row) {
+    if constexpr (kFused)
+      return {row.sum, row.living == 0};
+    else
+      return {row.sum};
+  }
+  __device__ __forceinline__ static Finish finish(const State&, const State& row) { return finish(row); }
 };
 
 }  // namespace ndsoftmax::cuda

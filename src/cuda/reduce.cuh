@@ -51,6 +51,11 @@ struct Lanes {
   __device__ __forceinline__ Sum<Real> combine(Sum<Real> state) const {
     return {sum(state.sum)};
   }
+
+  template <typename Real>
+  __device__ __forceinline__ LivingSum<Real> combine(LivingSum<Real> state) const {
+    return {sum(state.sum), sum(state.living)};
+  }
 };
 
 // The dynamic shared memory of the block.
@@ -77,10 +82,10 @@ __device__ __forceinline__ void combine_all(MaxSum<Real>& state, int count, cons
   for (int i = 0; i < count; ++i) state.max = at(i).max > state.max ? at(i).max : state.max;
   for (int i = 0; i < count; ++i) state.sum += at(i).sum * MaxSum<Real>::rescale(at(i).max, state.max);
 }
-template <typename Real, typename At>
-__device__ __forceinline__ void combine_all(Sum<Real>& state, int count, const At& at) {
+template <typename Sums, typename At>
+__device__ __forceinline__ void combine_all(Sums& state, int count, const At& at) {
   state = {};
-  for (int i = 0; i < count; ++i) state.sum += at(i).sum;
+  for (int i = 0; i < count; ++i) state.combine(at(i));
 }
 
 // Every warp brings a state that its lanes agree on; at most 32 of them.

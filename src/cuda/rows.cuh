@@ -6,35 +6,75 @@
 // element by element. Plans promise that all operands of a row are misaligned alike (offer_warp and its kin check it).
 #pragma once
 
-#include "cuda/vec.cuh"
+#include "cuda/fused.cuh"
 #include "host/work.hpp"
 #include "ndsoftmax/problem.hpp"
 
 namespace ndsoftmax::cuda {
 
-// Of an element, or of the first element of a row, from the start of each operand.
-struct Offsets {
-  std::int64_t at[kOperands];
+// An Axis as kernels take it, with the strides of the first kCount operands. What most calls need of it, the first
+// group, lies at its head, so that it comes with the first lines of a launch's parameters.
+template <int kCount>
+struct KernelAxis {
+  int rank;
+  struct {
+    std::int64_t size;
+    std::int64_t stride[kCount];
+  } groups[kMaxGroups];
+
+  KernelAxis() = default;
+  explicit KernelAxis(const Axis& axis) : rank(axis.rank) {
+    groups[0] = {};  // read also where there is none
+    for (int group = 0; group < rank; ++group) {
+      groups[group].size = axis.groups[group].size;
+      std::copy_n(axis.groups[group].stride.begin(), kCount, groups[group].stride);
+    }
+  }
 };
 
-// On an axis of one group, or of none. (Kernels take an Axis as it is; what most calls need of it, the first group,
-// lies at its head, so that it comes with the first lines of a launch's parameters.)
-__device__ __forceinline__ Offsets offsets_in_group(const Axis& axis, std::int64_t index) {
-  Offsets offsets;
+// The operands that an operation may have, and those of which a thread holds a part in registers.
+template <typename Operation>
+inline constexpr int kOperandsOf = Operation::kFused ? kOperands : kWhole;
+template <typename Operation>
+inline constexpr int kHeldOperands = tuning::held_operands(Operation::kDirection, Operation::kFused);
+
+// Of an element, or of the first element of a row, from the start of each operand.
+template <int kCount>
+struct Offsets {
+  std::int64_t at[kCount];
+
+  __device__ __forceinline__ Offsets& operator+=(const Offsets& other) {
 #pragma unroll
-  for (int operand = 0; operand < kOperands; ++operand) offsets.at[operand] = index * axis.groups[0].stride[operand];
+    for (int operand = 0; operand < kCount; ++operand) at[operand] += other.at[operand];
+    return *this;
+  }
+};
+
+// On an axis of one group, or of none.
+template <int kCount>
+__device__ __forceinline__ Offsets<kCount> offsets_in_group(const KernelAxis<kCount>& axis, std::int64_t index) {
+  Offsets<kCount> offsets;
+#pragma unroll
+  for (int operand = 0; operand < kCount; ++operand) offsets.at[operand] = index * axis.groups[0].stride[operand];
   return offsets;
 }
 
-__device__ __forceinline__ Offsets offsets_in(const Axis& axis, std::int64_t index) {
+// A 64-bit division takes about a hundred instructions, a 32-bit one twenty, and nearly all are of 32 bits.
+__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  if ((a | b) >> 32 != 0) return a / b;
+  return static_cast<unsigned>(a) / static_cast<unsigned>(b);
+}
+
+template <int kCount>
+__device__ __forceinline__ Offsets<kCount> offsets_in(const KernelAxis<kCount>& axis, std::int64_t index) {
   if (axis.rank <= 1) return offsets_in_group(axis, index);
-  Offsets offsets{};
+  Offsets<kCount> offsets{};
 #pragma unroll 1
   for (int group = axis.rank - 1; group >= 0; --group) {
-    const Group& here = axis.groups[group];
-    const std::int64_t rest = index / here.size, within = index - rest * here.size;
+    const auto& here = axis.groups[group];
+    const std::int64_t rest = quotient(index, here.size), within = index - rest * here.size;
 #pragma unroll
-    for (int operand = 0; operand < kOperands; ++operand) offsets.at[operand] += within * here.stride[operand];
+    for (int operand = 0; operand < kCount; ++operand) offsets.at[operand] += within * here.stride[operand];
     index = rest;
   }
   return offsets;
@@ -54,7 +94,68 @@ struct RowArguments {
   std::int64_t first_block;
   int live;     // vectors that any thread has of a row
   bool ragged;  // some row begins or ends within a vector
-  Axis outer;
+  KernelAxis<kOperandsOf<Operation>> outer;
+  std::int64_t mask_step, bias_step;  // along a row
+  Fusing<Operation> fusing;
+};
+
+// Where a row's masks and biases lie, and how many of its elements there are up to the diagonal.
+template <typename Operation, typename Index, bool = Operation::kFused>
+class FusedRow {
+ public:
+  FusedRow() = default;
+  __device__ __forceinline__ FusedRow(const RowArguments<Operation>&, const Offsets<kWhole>&, Index dim)
+      : reach_(dim) {}
+
+  __device__ __forceinline__ Index reach() const { return reach_; }
+
+  template <int N>
+  __device__ __forceinline__ void load(Index, Extras<Operation, N>&) const {}
+
+  template <int N>
+  __device__ __forceinline__ static typename Operation::Term term(const Extras<Operation, N>&,
+                                                                  typename Operation::Real source,
+                                                                  typename Operation::Real grad, int) {
+    return Operation::term(source, grad);
+  }
+
+ private:
+  Index reach_;
+};
+
+template <typename Operation, typename Index>
+class FusedRow<Operation, Index, true> {
+ public:
+  FusedRow() = default;
+  __device__ __forceinline__ FusedRow(const RowArguments<Operation>& arguments, const Offsets<kOperands>& offset,
+                                      Index dim)
+      : arguments_(&arguments), mask_(offset.at[kMask]), bias_(offset.at[kBias]), dim_(dim), reach_(dim) {
+    if (!arguments.fusing.causal) return;
+    const std::int64_t reach = offset.at[kRow] + arguments.fusing.diagonal + 1;
+    reach_ = reach < dim ? static_cast<Index>(reach > 0 ? reach : 0) : dim;
+  }
+
+  __device__ __forceinline__ Index reach() const { return reach_; }
+
+  template <int N>
+  __device__ __forceinline__ void load(Index first, Extras<Operation, N>& extras) const {
+    const std::int64_t mask_step = arguments_->mask_step, bias_step = arguments_->bias_step;
+    const bool roomy = first >= 4 && first + N + 4 <= dim_;  // the words around are of the row, too
+    extras.load(arguments_->fusing, mask_ + first * mask_step, mask_step, bias_ + first * bias_step, bias_step,
+                inside_bits<N>(first, reach_), roomy);
+  }
+
+  template <int N>
+  __device__ __forceinline__ typename Operation::Term term(const Extras<Operation, N>& extras,
+                                                           typename Operation::Real source,
+                                                           typename Operation::Real grad, int k) const {
+    return extras.term(arguments_->fusing, source, grad, k);
+  }
+
+ private:
+  const RowArguments<Operation>* arguments_;
+  std::int64_t mask_, bias_;
+  Index dim_, reach_;
 };
 
 template <typename Operation, typename Index>
@@ -68,6 +169,7 @@ class Row {
 
   struct Raw {
     Vec<Source, kVector> source, grad;
+    Extras<Operation, kVector> extras;
   };
 
   Row() = default;
@@ -75,7 +177,8 @@ class Row {
   // A row that does not exist has no elements: every load and store of it falls away.
   __device__ __forceinline__ Row(const RowArguments<Operation>& arguments, std::int64_t row)
       : dim_(row < arguments.rows ? static_cast<Index>(arguments.dim) : 0), ragged_(arguments.ragged) {
-    const Offsets offset = offsets_in(arguments.outer, row < arguments.rows ? row : 0);
+    const auto offset = offsets_in(arguments.outer, row < arguments.rows ? row : 0);
+    fused_ = FusedRow<Operation, Index>(arguments, offset, dim_);
     source_ = arguments.source + offset.at[kSource];
     grad_ = arguments.grad + offset.at[kGrad];
     result_ = arguments.result + offset.at[kResult];
@@ -88,10 +191,13 @@ class Row {
 
   __device__ __forceinline__ int phase() const { return phase_; }
 
-  // Loads the vectors that begin at first, first + step, … before `end` and the end of the row.
+  // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal.
   template <int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
-    end = end < dim_ ? end : dim_;
+    end = end < fused_.reach() ? end : fused_.reach();
+#pragma unroll
+    for (int item = 0; item < kVectors; ++item)
+      if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
     if (vectors_only_) {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
@@ -114,11 +220,13 @@ class Row {
   __device__ __forceinline__ void terms(const Raw& raw, Index first, Term* terms) const {
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
-      terms[k] = Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0);
-    if (whole(first)) return;
+      terms[k] = fused_.term(raw.extras, raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0, k);
+    if constexpr (!Operation::kFused) {
+      if (whole(first)) return;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k)
-      if (!inside(first + k)) terms[k] = Operation::nothing();
+      for (int k = 0; k < kVector; ++k)
+        if (!inside(first + k)) terms[k] = Operation::nothing();
+    }
   }
 
   template <typename Values>
@@ -149,7 +257,18 @@ class Row {
   int phase_;
   bool ragged_;
   bool vectors_only_;  // no vector that touches the row reaches out of the tensor
+  FusedRow<Operation, Index> fused_;
 };
+
+// Of a row, from the state of those of its terms that a team holds.
+template <typename Operation, typename Exchange>
+__device__ __forceinline__ typename Operation::Finish finish_of(const Exchange& exchange,
+                                                                const typename Operation::State& held,
+                                                                const Fusing<Operation>& fusing) {
+  typename Operation::Finish finish = exchange.template finish<Operation>(held);
+  if constexpr (Operation::kFused) finish.settle(fusing.dead_rows_are_zero);
+  return finish;
+}
 
 // A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
 // this function with other teams.
@@ -181,11 +300,12 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       row[r].terms(raw[r][item], first + item * step, terms + item * kVector);
     }
     const auto held = Operation::template reduce<kVectors, kVector, kVector>(terms, arguments.live, team);
-    const auto finish = exchange.template finish<Operation>(held);
+    const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
 #pragma unroll
     for (int item = 0; item < kVectors; ++item) {
       if (item >= arguments.live) break;
-      row[r].store(first + item * step, [&](int k) { return finish(terms[item * kVector + k]); });
+      row[r].store(first + item * step,
+                   [&](int k) { return finish(terms[item * kVector + k], raw[r][item].extras.include(k)); });
     }
   }
 }

@@ -26,7 +26,8 @@ struct StridedArguments {
   int live;  // items that any thread has
   int run;
   Phase phase;
-  Axis dim_axis, outer_axis, inner_axis;
+  KernelAxis<kOperandsOf<Operation>> dim_axis, outer_axis, inner_axis;
+  Fusing<Operation> fusing;
 };
 
 // The kVector columns a thread works on, and the elements of them that it has: base + item * threads_along + along.
@@ -37,23 +38,27 @@ class Columns {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using Term = typename Operation::Term;
+  using OffsetsOf = Offsets<kOperandsOf<Operation>>;
   static constexpr bool kBackward = Operation::kDirection == Direction::backward;
 
   struct Raw {
     Vec<Source, kVector> source, grad;
+    Extras<Operation, kVector> extras;
   };
 
   __device__ __forceinline__ Columns(const StridedArguments<Operation>& arguments, std::int64_t column, int along)
       : arguments_(arguments), along_(along), dim_(column < arguments.columns ? static_cast<Index>(arguments.dim) : 0) {
     const std::int64_t outer = column < arguments.columns ? column / arguments.inner : 0;
     const std::int64_t inner = column < arguments.columns ? column - outer * arguments.inner : 0;
-    const Offsets from = offsets_in(arguments.outer_axis, outer),
-                  to = offsets_in(arguments.inner_axis, inner * kVector);
-    const Offsets first = kOneGroup ? offsets_in_group(arguments.dim_axis, along) : Offsets{};
-    source_ = arguments.source + from.at[kSource] + to.at[kSource] + first.at[kSource];
-    grad_ = arguments.grad + from.at[kGrad] + to.at[kGrad] + first.at[kGrad];
-    result_ = arguments.result + from.at[kResult] + to.at[kResult] + first.at[kResult];
-    if constexpr (kOneGroup) step_ = offsets_in_group(arguments.dim_axis, arguments.threads_along);
+    first_ = offsets_in(arguments.outer_axis, outer);
+    first_ += offsets_in(arguments.inner_axis, inner * kVector);
+    if constexpr (kOneGroup) {
+      first_ += offsets_in_group(arguments.dim_axis, along);
+      step_ = offsets_in_group(arguments.dim_axis, arguments.threads_along);
+    }
+    source_ = arguments.source + first_.at[kSource];
+    grad_ = arguments.grad + first_.at[kGrad];
+    result_ = arguments.result + first_.at[kResult];
   }
 
   __device__ __forceinline__ bool exist() const { return dim_ > 0; }
@@ -62,18 +67,24 @@ class Columns {
   }
 
   __device__ __forceinline__ Raw load(Index base, int item) const {
-    const Offsets offset = offset_of(base, item);
+    const OffsetsOf offset = offset_of(base, item);
     Raw raw;
+    if constexpr (Operation::kFused)
+      if (!load_extras(element(base, item), offset, raw.extras)) return raw;
     raw.source = Vec<Source, kVector>::load(source_ + offset.at[kSource]);
     if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(grad_ + offset.at[kGrad]);
     return raw;
   }
 
-  __device__ __forceinline__ static void terms(const Raw& raw, bool exists, Term* terms) {
+  __device__ __forceinline__ void terms(const Raw& raw, bool exists, Term* terms) const {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k)
-      terms[k] =
-          exists ? Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0) : Operation::nothing();
+    for (int k = 0; k < kVector; ++k) {
+      const typename Operation::Real source = raw.source.widened(k), grad = kBackward ? raw.grad.widened(k) : 0;
+      if constexpr (Operation::kFused)
+        terms[k] = exists ? raw.extras.term(arguments_.fusing, source, grad, k) : Operation::nothing();
+      else
+        terms[k] = exists ? Operation::term(source, grad) : Operation::nothing();
+    }
   }
 
   template <typename Values>
@@ -86,19 +97,37 @@ class Columns {
     return base + item * arguments_.threads_along + along_;
   }
 
-  __device__ __forceinline__ Offsets offset_of(Index base, int item) const {
+  // From the first element of the thread's columns.
+  __device__ __forceinline__ OffsetsOf offset_of(Index base, int item) const {
     if constexpr (!kOneGroup) return offsets_in(arguments_.dim_axis, element(base, item));
-    Offsets offset = offsets_in_group(arguments_.dim_axis, base);
+    OffsetsOf offset = offsets_in_group(arguments_.dim_axis, base);
 #pragma unroll
-    for (int operand = 0; operand < kOperands; ++operand) offset.at[operand] += item * step_.at[operand];
+    for (int operand = 0; operand < kOperandsOf<Operation>; ++operand) offset.at[operand] += item * step_.at[operand];
     return offset;
+  }
+
+  // False where all of these elements are past the diagonal: then nothing of them is read.
+  __device__ __forceinline__ bool load_extras(Index number, OffsetsOf offset,
+                                              Extras<Operation, kVector>& extras) const {
+    const Fusing<Operation>& fusing = arguments_.fusing;
+    const auto& step = arguments_.inner_axis.groups[kVector > 1 ? arguments_.inner_axis.rank - 1 : 0].stride;
+    offset += first_;
+    unsigned reached = (1u << kVector) - 1;
+    if (fusing.causal) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k)
+        if (number > offset.at[kRow] + k * step[kRow] + fusing.diagonal) reached &= ~(1u << k);
+    }
+    const bool aligned = reinterpret_cast<std::uintptr_t>(fusing.mask + offset.at[kMask]) % kVector == 0;
+    extras.load(fusing, offset.at[kMask], step[kMask], offset.at[kBias], step[kBias], reached, aligned);
+    return reached != 0;
   }
 
   const StridedArguments<Operation>& arguments_;
   const Source* source_;
   const Source* grad_;
   Result* result_;
-  Offsets step_;
+  OffsetsOf first_, step_;
   int along_;
   Index dim_;
 };
@@ -138,7 +167,7 @@ template <typename Operation, int kVector, bool kOneGroup>
 __global__ void __launch_bounds__(tuning::kStridedMaxBlock, tuning::kStridedMinBlocks)
     held_tile(const StridedArguments<Operation> arguments) {
   using ColumnsOf = Columns<Operation, kVector, kOneGroup, int>;
-  constexpr int kItems = tuning::strided_items(sizeof(typename Operation::Source), Operation::kDirection, kVector);
+  constexpr int kItems = tuning::strided_items(sizeof(typename Operation::Source), kHeldOperands<Operation>, kVector);
 
   const TileExchange exchange(arguments);
   const ColumnsOf columns(arguments, (arguments.first_block + blockIdx.x) * exchange.columns + exchange.thread.column,
@@ -165,11 +194,15 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock, tuning::kStridedMinB
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) finish[k] = Operation::finish(held[k], whole[k]);
+  for (int k = 0; k < kVector; ++k) {
+    finish[k] = Operation::finish(held[k], whole[k]);
+    if constexpr (Operation::kFused) finish[k].settle(arguments.fusing.dead_rows_are_zero);
+  }
 #pragma unroll
   for (int item = 0; item < kItems; ++item) {
     if (item >= arguments.live) break;
-    if (has(item)) columns.store(0, item, [&](int k) { return finish[k](terms[item * kVector + k]); });
+    if (has(item))
+      columns.store(0, item, [&](int k) { return finish[k](terms[item * kVector + k], raw[item].extras.include(k)); });
   }
 }
 
@@ -221,7 +254,10 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) finish[k] = Operation::finish(state[k]);
+  for (int k = 0; k < kVector; ++k) {
+    finish[k] = Operation::finish(state[k]);
+    if constexpr (Operation::kFused) finish[k].settle(arguments.fusing.dead_rows_are_zero);
+  }
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {  // backwards: L2 still has the end
     const std::int64_t base = part.begin + i * step;
@@ -232,7 +268,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
       if (!columns.has(base, j, part.end)) continue;
       Term terms[kVector];
       columns.terms(raw[j], true, terms);
-      columns.store(base, j, [&](int k) { return finish[k].again(terms[k]); });
+      columns.store(base, j, [&](int k) { return finish[k].again(terms[k], raw[j].extras.include(k)); });
     }
   }
 }
@@ -252,9 +288,10 @@ void launch_tiles(const Problem& problem, const Plan& plan, const Pointers& poin
   arguments.threads_along = plan.threads_per_row;
   arguments.live = plan.items;
   arguments.run = plan.run;
-  arguments.outer_axis = problem.outer;
-  arguments.dim_axis = problem.dim;
-  arguments.inner_axis = problem.inner;
+  arguments.outer_axis = decltype(arguments.outer_axis)(problem.outer);
+  arguments.dim_axis = decltype(arguments.dim_axis)(problem.dim);
+  arguments.inner_axis = decltype(arguments.inner_axis)(problem.inner);
+  arguments.fusing = fusing_of<Operation>(problem, pointers);
 
   const auto run = [&](void (*kernel)(StridedArguments<Operation>), Phase phase) {
     arguments.phase = phase;

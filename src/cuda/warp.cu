@@ -35,6 +35,15 @@ __device__ __forceinline__ void copy(const T* from, T* to, int count) {
   for (int i = vectors * kVector + threadIdx.x; i < count; i += tuning::kWarpBlock) to[i] = from[i];
 }
 
+// Of a row that lies where the rows before it end; only what is fused has to be looked up.
+template <typename Operation>
+__device__ __forceinline__ auto offsets_of_fused(const RowArguments<Operation>& arguments, std::int64_t row) {
+  if constexpr (Operation::kFused)
+    return offsets_in(arguments.outer, row);
+  else
+    return Offsets<kWhole>{};
+}
+
 template <typename Operation, int kLog2Dim>
 __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
   using Source = typename Operation::Source;
@@ -62,21 +71,28 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   for (int turn = 0; turn < rows; turn += kTeams) {
     const int row = turn + threadIdx.x / kLanes;
     const bool exists = row < rows;
+    const FusedRow<Operation, int> fused(arguments, offsets_of_fused(arguments, exists ? first + row : 0), dim);
+    Extras<Operation, 1> extras[kItems];
     typename Operation::Term terms[kItems];
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= arguments.live) break;
       const int element = item * kLanes + lane, at = row * dim + element;
-      terms[item] = exists && element < dim ? Operation::term(widen(source[at]), kBackward ? widen(grad[at]) : 0)
-                                            : Operation::nothing();
+      if (exists && element < dim) {
+        fused.load(element, extras[item]);
+        terms[item] = fused.term(extras[item], widen(source[at]), kBackward ? widen(grad[at]) : 0, 0);
+      } else {
+        terms[item] = Operation::nothing();
+      }
     }
     const auto state = Operation::template reduce<kItems, 1, 1>(terms, arguments.live, Lanes{kLanes});
-    const auto finish = Operation::finish(state);
+    const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= arguments.live) break;
       const int element = item * kLanes + lane;
-      if (exists && element < dim) result[row * dim + element] = narrow<Result>(finish(terms[item]));
+      if (exists && element < dim)
+        result[row * dim + element] = narrow<Result>(finish(terms[item], extras[item].include(0)));
     }
   }
   __syncthreads();

@@ -20,8 +20,6 @@ std::int64_t power_of_two_from(std::int64_t x) {
 }
 int log2_up(std::int64_t x) { return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(x - 1))); }
 
-bool uses(const Problem& problem, int operand) { return operand != kGrad || problem.direction == Direction::backward; }
-
 int bytes_of(const Problem& problem, int operand) {
   return size_of(operand == kResult ? problem.result : problem.source);
 }
@@ -37,7 +35,7 @@ struct Rows {
 };
 
 int state_bytes(const Problem& problem) {
-  const int values = problem.direction == Direction::forward ? 2 : 1;  // MaxSum or Sum
+  const int values = problem.direction == Direction::forward || problem.fused.any ? 2 : 1;  // MaxSum, LivingSum or Sum
   return tuning::accumulator_bytes(size_of(problem.source)) * values;
 }
 
@@ -51,7 +49,7 @@ Rows rows_of(const Problem& problem) {
   for (int group = 0; group < problem.outer.rank; ++group)
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
-  rows.held = tuning::held_vectors(bytes, problem.direction);
+  rows.held = tuning::held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any));
   rows.state_bytes = state_bytes(problem);
   return rows;
 }
@@ -61,7 +59,7 @@ bool rows_are_vectors(const Problem& problem) {
   const int source_bytes = size_of(problem.source);
   const std::int64_t phase = problem.misalignment[kSource] / source_bytes;
   for (const int operand : {kGrad, kResult}) {
-    if (!uses(problem, operand)) continue;
+    if (!problem.has(operand)) continue;
     const int bytes = bytes_of(problem, operand);
     const int period = tuning::kVectorBytes / std::max(bytes, source_bytes);  // elements
     if ((phase - problem.misalignment[operand] / bytes) % period != 0) return false;
@@ -85,8 +83,8 @@ int staged_bytes(const Problem& problem) {
 // Staging needs rows without gaps that start on 16 bytes as a whole; it pays where single rows do not.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
-  for (int operand = 0; operand < kOperands; ++operand)
-    if (uses(problem, operand) && problem.misalignment[operand] != 0) return false;
+  for (int operand = 0; operand < kWhole; ++operand)
+    if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   return problem.dim.size % rows.vector != 0 && staged_bytes(problem) <= device.shared_bytes_per_block;
 }
 
@@ -196,8 +194,8 @@ bool columns_are_vectors(const Problem& problem, int vector) {
   if (problem.inner.rank == 0 || problem.dim.rank > 1) return false;
   const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
   if (fastest.size % vector != 0) return false;
-  for (int operand = 0; operand < kOperands; ++operand) {
-    if (!uses(problem, operand)) continue;
+  for (int operand = 0; operand < kWhole; ++operand) {
+    if (!problem.has(operand)) continue;
     if (fastest.stride[operand] != 1) return false;
     if (problem.misalignment[operand] % std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand)) != 0)
       return false;
@@ -222,7 +220,8 @@ Plan strided_plan(const Problem& problem, const Device& device) {
   const auto run_of = [&](int memory) {
     return std::clamp<std::int64_t>(memory / (bytes * plan.vector), 1, std::min<std::int64_t>(together, kWarp));
   };
-  const int items = tuning::strided_items(bytes, problem.direction, plan.vector);
+  const int items =
+      tuning::strided_items(bytes, tuning::held_operands(problem.direction, problem.fused.any), plan.vector);
   std::int64_t along = power_of_two_from(divide_up(problem.dim.size, items));
   std::int64_t run = run_of(tuning::kLineBytes), width = run;
   if (along * run_of(tuning::kSectorBytes) <= tuning::kStridedMaxBlock) {

@@ -20,19 +20,18 @@ std::optional<Regime> forced_regime() {
   return regime_from(name, "NDSOFTMAX_REGIME");
 }
 
+const void* data_of(const TensorView* tensor) { return tensor ? tensor->data : nullptr; }
+
 #if !NDSOFTMAX_WITH_CUDA
 [[noreturn]] void no_cuda() {
   throw std::runtime_error("this build of ndsoftmax has no CUDA kernels; build it where nvcc is on the PATH");
 }
 #endif
 
-void run(const Problem& problem, const TensorView& source, const TensorView* grad, const TensorView& result,
-         const Execution& execution) {
+void run(const Problem& problem, const Addresses& addresses, const Execution& execution) {
   if (problem.elements() == 0) return;
   const Plan chosen = plan(problem, execution.device, forced_regime());
-  const void* grad_data = grad ? grad->data : nullptr;
-  if (execution.device.kind == Device::Kind::cpu)
-    return cpu::launch(problem, chosen, execution.device, source.data, grad_data, result.data);
+  if (execution.device.kind == Device::Kind::cpu) return cpu::launch(problem, chosen, execution.device, addresses);
 #if NDSOFTMAX_WITH_CUDA
   void* workspace = nullptr;
   if (chosen.workspace_bytes > 0) {
@@ -40,7 +39,7 @@ void run(const Problem& problem, const TensorView& source, const TensorView* gra
       throw std::invalid_argument("this plan needs a workspace, but execution.allocate is null: " + to_string(chosen));
     workspace = execution.allocate(execution.context, static_cast<std::size_t>(chosen.workspace_bytes));
   }
-  cuda::launch(problem, chosen, execution.device, source.data, grad_data, result.data, workspace, execution.stream);
+  cuda::launch(problem, chosen, execution.device, addresses, workspace, execution.stream);
 #else
   no_cuda();
 #endif
@@ -57,14 +56,16 @@ const Device& cuda_device([[maybe_unused]] int index) {
 }
 
 void host_softmax(Operation operation, const TensorView& input, const TensorView& output,
-                  std::span<const std::int64_t> dims, const Execution& execution) {
-  run(make_problem(operation, input, nullptr, output, dims), input, nullptr, output, execution);
+                  std::span<const std::int64_t> dims, const Execution& execution, const Fusion& fusion) {
+  run(make_problem(operation, input, nullptr, output, dims, fusion),
+      {input.data, nullptr, output.data, data_of(fusion.mask), data_of(fusion.bias)}, execution);
 }
 
 void host_softmax_backward(Operation operation, const TensorView& grad_output, const TensorView& output,
-                           const TensorView& grad_input, std::span<const std::int64_t> dims,
-                           const Execution& execution) {
-  run(make_problem(operation, output, &grad_output, grad_input, dims), output, &grad_output, grad_input, execution);
+                           const TensorView& grad_input, std::span<const std::int64_t> dims, const Execution& execution,
+                           const Fusion& fusion) {
+  run(make_problem(operation, output, &grad_output, grad_input, dims, fusion),
+      {output.data, grad_output.data, grad_input.data, data_of(fusion.mask), nullptr}, execution);
 }
 
 }  // namespace ndsoftmax

@@ -75,27 +75,71 @@ void check_shape(const TensorView& a, const TensorView& b) {
     throw std::runtime_error("the tensors of one call must have the same shape");
 }
 
+void check_broadcast(const TensorView* tensor, const TensorView& source, const char* name) {
+  if (!tensor) return;
+  bool fits = tensor->rank <= source.rank;
+  for (int d = 1; fits && d <= tensor->rank; ++d) {
+    const std::int64_t size = tensor->sizes[tensor->rank - d];
+    fits = size == 1 || size == source.sizes[source.rank - d];
+  }
+  if (!fits) throw std::runtime_error(std::string("the ") + name + " does not broadcast to the shape of the input");
+}
+
+// Of a tensor that broadcasts against one of `rank` dimensions, along dimension d of that.
+std::int64_t broadcast_stride(const TensorView* tensor, int rank, int d) {
+  if (!tensor) return 0;
+  const int own = d - (rank - tensor->rank);
+  return own < 0 || tensor->sizes[own] == 1 ? 0 : tensor->strides[own];
+}
+
+Fused fused_of(const Fusion& fusion, const TensorView& source, Direction direction, const std::vector<bool>& chosen) {
+  Fused fused;
+  check_broadcast(fusion.mask, source, "mask");
+  fused.mask = fusion.mask != nullptr;
+  fused.mask_includes = fused.mask && fusion.mask_includes;
+  if (direction == Direction::forward && fusion.bias) {
+    check_broadcast(fusion.bias, source, "bias");
+    fused.bias = true;
+    fused.bias_dtype = fusion.bias->dtype;
+    if (fused.bias_dtype != source.dtype && !(fused.bias_dtype == DType::float32 && size_of(source.dtype) == 2))
+      throw std::runtime_error(std::string("a ") + name_of(fused.bias_dtype) + " bias does not go with a " +
+                               name_of(source.dtype) + " input");
+  }
+  fused.scale = fusion.scale;
+  if (fusion.causal != Causal::none) {
+    const int last = source.rank - 1;
+    if (source.rank < 2 || !chosen[last] || std::count(chosen.begin(), chosen.end(), true) > 1)
+      throw std::invalid_argument("causal needs two dimensions, and the last one as the only softmax dimension");
+    fused.causal = true;
+    if (fusion.causal == Causal::lower_right) fused.diagonal = source.sizes[last] - source.sizes[last - 1];
+  }
+  fused.dead_rows_are_zero = fusion.dead_rows_are_zero;
+  fused.any = fused.mask || fused.bias || fused.scale != 1 || fused.causal || fused.dead_rows_are_zero;
+  return fused;
+}
+
 }  // namespace
 
 bool Problem::contiguous_rows() const {
   if (inner.size != 1) return false;
   if (dim.size == 1) return true;
   if (dim.rank != 1) return false;
-  const auto& stride = dim.groups[0].stride;
-  const bool grad = direction == Direction::forward || stride[kGrad] == 1;
-  return stride[kSource] == 1 && stride[kResult] == 1 && grad;
+  for (int operand = 0; operand < kWhole; ++operand)
+    if (has(operand) && dim.groups[0].stride[operand] != 1) return false;
+  return true;
 }
 
 bool Problem::packed_rows() const {
-  if (!contiguous_rows() || outer.rank > 1) return false;
-  if (outer.rank == 0) return true;
-  const auto& stride = outer.groups[0].stride;
-  const bool grad = direction == Direction::forward || stride[kGrad] == dim.size;
-  return stride[kSource] == dim.size && stride[kResult] == dim.size && grad;
+  if (!contiguous_rows()) return false;
+  std::int64_t step = dim.size;
+  for (int group = outer.rank - 1; group >= 0; step *= outer.groups[group].size, --group)
+    for (int operand = 0; operand < kWhole; ++operand)
+      if (has(operand) && outer.groups[group].stride[operand] != step) return false;
+  return true;
 }
 
 Problem make_problem(Operation operation, const TensorView& source, const TensorView* grad, const TensorView& result,
-                     std::span<const std::int64_t> dims) {
+                     std::span<const std::int64_t> dims, const Fusion& fusion) {
   check_shape(source, result);
   if (grad) check_shape(source, *grad);
 
@@ -106,13 +150,18 @@ Problem make_problem(Operation operation, const TensorView& source, const Tensor
   problem.result = result.dtype;
   check_dtypes(source.dtype, result.dtype, problem.direction);
   if (grad && grad->dtype != source.dtype) throw std::runtime_error("grad_output and output must have the same dtype");
+  const std::vector<bool> chosen = softmax_dims(dims, source.rank);
+  problem.fused = fused_of(fusion, source, problem.direction, chosen);
+  const TensorView* const bias = problem.fused.bias ? fusion.bias : nullptr;
   problem.misalignment = {misalignment_of(&source), misalignment_of(grad), misalignment_of(&result)};
 
-  const std::vector<bool> chosen = softmax_dims(dims, source.rank);
   Groups softmax, others;
   for (int d = 0; d < source.rank; ++d) {
     if (source.sizes[d] == 1) continue;
-    const Group group{source.sizes[d], {source.strides[d], grad ? grad->strides[d] : 0, result.strides[d]}};
+    Group group{source.sizes[d], {source.strides[d], grad ? grad->strides[d] : 0, result.strides[d]}};
+    group.stride[kMask] = broadcast_stride(fusion.mask, source.rank, d);
+    group.stride[kBias] = broadcast_stride(bias, source.rank, d);
+    group.stride[kRow] = problem.fused.causal && d == source.rank - 2;
     (chosen[d] ? softmax : others).push_back(group);
   }
 
@@ -131,6 +180,11 @@ std::string to_string(const Problem& problem) {
   std::ostringstream text;
   text << name_of(problem.operation) << ' ' << name_of(problem.direction) << ' ' << name_of(problem.source);
   if (problem.result != problem.source) text << " -> " << name_of(problem.result);
+  const Fused& fused = problem.fused;
+  if (fused.mask) text << ", masked";
+  if (fused.bias) text << ", biased";
+  if (fused.scale != 1) text << ", scaled";
+  if (fused.causal) text << ", causal";
   text << ", outer × dim × inner = " << problem.outer.size << " × " << problem.dim.size << " × " << problem.inner.size;
   return text.str();
 }

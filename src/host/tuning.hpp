@@ -26,13 +26,17 @@ inline constexpr int kHeldRegisters = 32;
 
 constexpr int accumulator_bytes(int source_bytes) { return source_bytes == 8 ? 8 : 4; }
 
-constexpr int held_values(int source_bytes, Direction direction) {
-  const int operands = direction == Direction::backward ? 2 : 1;  // backward holds the gradient and the output
+// Backward holds the gradient and the output, a fused forward the input and a bias.
+constexpr int held_operands(Direction direction, bool fused) {
+  return direction == Direction::backward || fused ? 2 : 1;
+}
+
+constexpr int held_values(int source_bytes, int operands) {
   return kHeldRegisters * 4 / accumulator_bytes(source_bytes) / operands;
 }
 
-constexpr int held_vectors(int source_bytes, Direction direction) {
-  return held_values(source_bytes, direction) / (kVectorBytes / source_bytes);
+constexpr int held_vectors(int source_bytes, int operands) {
+  return held_values(source_bytes, operands) / (kVectorBytes / source_bytes);
 }
 
 // ---- warp regime: rows of at most 1024 elements -------------------------------------------------------------------
@@ -123,8 +127,8 @@ inline constexpr int kStridedMinBlocks = 2;  // a multiprocessor: 64 registers a
 // Columns a thread moves at once: 4, also of 16-bit elements, because with 8 too few threads share the exponentials.
 constexpr int strided_vector(int source_bytes) { return source_bytes == 8 ? 2 : 4; }
 
-constexpr int strided_items(int source_bytes, Direction direction, int vector) {
-  return held_values(source_bytes, direction) / vector;
+constexpr int strided_items(int source_bytes, int operands, int vector) {
+  return held_values(source_bytes, operands) / vector;
 }
 
 }  // namespace ndsoftmax::tuning

@@ -6,6 +6,7 @@
 #include "host/cpu/kernels.hpp"
 
 #include "host/cpu/convert.hpp"
+#include "host/cpu/fuse.hpp"
 
 namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
 namespace {
@@ -627,6 +628,8 @@ extern constexpr Kernels<float> kFloatKernels = {
     kLanes<float>,
     {load_window<Half>, load_window<BFloat16>, load_window<float>, nullptr},
     {store_window<Half>, store_window<BFloat16>, store_window<float>, nullptr},
+    fuse<float>,
+    fuse_gradient<float>,
     {tile_kernels<Operation::softmax, float>(), tile_kernels<Operation::log_softmax, float>()},
     {float_kernels<Operation::softmax>(), float_kernels<Operation::log_softmax>()}};
 
@@ -634,6 +637,8 @@ extern constexpr Kernels<double> kDoubleKernels = {
     kLanes<double>,
     {nullptr, nullptr, nullptr, load_window<double>},
     {nullptr, nullptr, nullptr, store_window<double>},
+    fuse<double>,
+    fuse_gradient<double>,
     {tile_kernels<Operation::softmax, double>(), tile_kernels<Operation::log_softmax, double>()},
     {double_kernels<Operation::softmax>(), double_kernels<Operation::log_softmax>()}};
 

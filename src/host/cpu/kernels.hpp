@@ -36,6 +36,17 @@ struct Columns {
   std::array<std::int64_t, kOperands> stride{};  // along dim
 };
 
+// What was found while a stretch of a tile was fused.
+template <typename Real>
+struct Seen {
+  Real max;  // of the included elements
+  bool nan;  // among them
+};
+struct SeenGradient {
+  bool living;     // some output is another than that of an excluded element
+  bool unbounded;  // some gradient is infinite or NaN, or an output NaN
+};
+
 // From a tile to itself.
 template <typename Real>
 struct TileKernels {
@@ -80,6 +91,10 @@ struct Kernels {
   // Any strides to and from a tile. Indexed by DType; null where the type is not computed in Real.
   void (*load[4])(const void* memory, const Window& window, Real* tile);
   void (*store[4])(const Real* tile, const Window& window, void* memory);
+  // What is fused, before everything else; `excluded` and `bias` are as dense as the tile, or null.
+  Seen<Real> (*fuse)(std::int64_t count, const unsigned char* excluded, const Real* bias, Real scale, Real* tile);
+  SeenGradient (*fuse_gradient)(std::int64_t count, const unsigned char* excluded, Real scale, Real empty, Real* grad,
+                                Real* output);
   TileKernels<Real> tile[2];  // indexed by Operation
   Typed<Real> typed[2];
 };

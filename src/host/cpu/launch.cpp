@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <memory>
@@ -30,6 +31,7 @@ struct Scratch {
   alignas(64) Real packed[2 * kComfortable + kRoom];
   alignas(64) Real max[kComfortable + kRoom];
   alignas(64) Real sum[kComfortable + kRoom];
+  alignas(64) unsigned char excluded[kTile + kRoom];
 
   static Scratch& of_thread() {
     thread_local const auto scratch = std::make_unique<Scratch>();
@@ -43,6 +45,32 @@ struct Range {
 };
 
 using Offsets = std::array<std::int64_t, kOperands>;
+
+// Of a row, from one of its parts or several.
+struct Statistics {
+  MaxSum<double> state;
+  bool living = false;  // backward, of what is fused: some output is another than that of an excluded element
+
+  void combine(const Statistics& other) {
+    state.combine(other.state);
+    living |= other.living;
+  }
+};
+
+// What a row's elements get that get nothing from a kernel.
+enum class Filling : std::uint8_t { zero, minus_infinity, nan };
+
+// `count` neighbouring elements, as bits.
+void fill(void* to, DType dtype, std::int64_t count, Filling filling) {
+  static constexpr std::uint64_t kBits[][4] = {
+      {0, 0, 0, 0}, {0xfc00, 0xff80, 0xff800000, 0xfff0000000000000}, {0x7e00, 0x7fc0, 0x7fc00000, 0x7ff8000000000000}};
+  const std::uint64_t bits = kBits[static_cast<int>(filling)][static_cast<int>(dtype)];
+  switch (size_of(dtype)) {
+    case 2: std::fill_n(static_cast<std::uint16_t*>(to), count, static_cast<std::uint16_t>(bits)); break;
+    case 4: std::fill_n(static_cast<std::uint32_t*>(to), count, static_cast<std::uint32_t>(bits)); break;
+    default: std::fill_n(static_cast<std::uint64_t*>(to), count, bits);
+  }
+}
 
 // body(offsets, first, count) for each stretch of the range along the last of `groups`.
 template <typename Body>
@@ -65,16 +93,13 @@ Offsets last_strides(const Group* groups, int rank) { return rank == 0 ? Offsets
 template <typename Real>
 class Launch {
  public:
-  Launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,
-         void* result)
+  Launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses)
       : problem_(problem),
         tiling_(make_tiling(problem, plan.vector, plan.regime)),
         kernels_(kernels<Real>()),
         tile_kernels_(kernels_.tile[static_cast<int>(problem.operation)]),
         typed_(typed(problem.source, problem.result)),
-        source_(source),
-        grad_(grad),
-        result_(result),
+        addresses_(addresses),
         threads_(problem.elements() < kSerialElements ? 1 : device.threads) {}
 
   void run(bool spread) const {
@@ -89,7 +114,11 @@ class Launch {
  private:
   using Shape = Tiling::Shape;
 
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+  static constexpr DType kReal = sizeof(Real) == 4 ? DType::float32 : DType::float64;
+
   bool forward() const { return problem_.direction == Direction::forward; }
+  bool fused() const { return problem_.fused.any; }
 
   const TypedKernels<Real>& typed(DType source, DType result) const {
     return kernels_.typed[static_cast<int>(problem_.operation)]
@@ -107,23 +136,24 @@ class Launch {
   }
 
   const void* source_at(std::int64_t offset) const {
-    return static_cast<const std::byte*>(source_) + offset * size_of(problem_.source);
+    return static_cast<const std::byte*>(addresses_.source) + offset * size_of(problem_.source);
   }
   const void* grad_at(std::int64_t offset) const {
-    return static_cast<const std::byte*>(grad_) + offset * size_of(problem_.source);
+    return static_cast<const std::byte*>(addresses_.grad) + offset * size_of(problem_.source);
   }
   void* result_at(std::int64_t offset) const {
-    return static_cast<std::byte*>(result_) + offset * size_of(problem_.result);
+    return static_cast<std::byte*>(addresses_.result) + offset * size_of(problem_.result);
   }
 
   // ---- whole rows
 
   void whole(std::int64_t tile) const {
     if (tiling_.shape == Shape::packed) return whole_packed(positions(tile));
+    if (tiling_.shape == Shape::rows && fused()) return fused_rows(positions(tile));
     if (tiling_.shape == Shape::rows) return whole_rows(positions(tile));
-    auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const View view = open(tile, 0);
-    if (tiling_.shape == Shape::columns) {
+    if (tiling_.shape == Shape::columns && !fused()) {
       if (forward())
         view.kernels.column_forward(view.columns, view.source, output, view.result);
       else
@@ -135,11 +165,14 @@ class Launch {
       view.kernels.column_products(view.columns, view.grad, view.source, sum);
       view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
     }
+    if (fused())
+      for (std::int64_t i = 0; i < view.columns.period; ++i)
+        mend_column(part_of_dim(0), i, sum[i], forward() || living_column(part_of_dim(0), i));
     close(view, tile, 0);
   }
 
   void whole_packed(Range rows) const {
-    auto& [tile, output, packed, max, sum] = Scratch<Real>::of_thread();
+    auto& [tile, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const auto load = kernels_.load[static_cast<int>(problem_.source)];
     const int dim = static_cast<int>(problem_.dim.size);
     const Window window{.columns = rows.size() * dim};
@@ -170,9 +203,10 @@ class Launch {
   // ---- rows in parts
 
   // Adds what a part says to the statistics of its rows; backward has sums only.
-  void part_statistics(std::int64_t tile, std::int64_t part, MaxSum<double>* statistics) const {
-    auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
+  void part_statistics(std::int64_t tile, std::int64_t part, Statistics* statistics) const {
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     if (!forward()) std::fill_n(max, tiling_.period, Real(0));
+    if (tiling_.shape == Shape::rows && fused()) return fused_row_statistics(tile, part_of_dim(part), *statistics);
     if (tiling_.shape == Shape::rows) {
       const Range dim = part_of_dim(part);
       const Offsets at = row_part(tile, dim);
@@ -187,14 +221,16 @@ class Launch {
       else
         view.kernels.column_products(view.columns, view.grad, view.source, sum);
     }
-    for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].combine({max[i], sum[i]});
+    for (std::int64_t i = 0; i < tiling_.period; ++i)
+      statistics[i].combine({{max[i], sum[i]}, fused() && !forward() && living_column(part_of_dim(part), i)});
   }
 
-  void finish_part(std::int64_t tile, std::int64_t part, const MaxSum<double>* statistics) const {
-    auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
+  void finish_part(std::int64_t tile, std::int64_t part, const Statistics* statistics) const {
+    if (tiling_.shape == Shape::rows && fused()) return finish_fused_row(tile, part_of_dim(part), *statistics);
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     for (std::int64_t i = 0, width = std::max(tiling_.width, tiling_.period); i < width; ++i) {
-      max[i] = static_cast<Real>(statistics[i % tiling_.period].max);
-      sum[i] = static_cast<Real>(statistics[i % tiling_.period].sum);
+      max[i] = static_cast<Real>(statistics[i % tiling_.period].state.max);
+      sum[i] = static_cast<Real>(statistics[i % tiling_.period].state.sum);
     }
     if (tiling_.shape == Shape::rows) {
       const Range dim = part_of_dim(part);
@@ -212,12 +248,15 @@ class Launch {
       view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
     else
       view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
+    if (fused())
+      for (std::int64_t i = 0; i < view.columns.period; ++i)
+        mend_column(part_of_dim(part), i, sum[i], forward() || statistics[i].living);
     close(view, tile, part);
   }
 
   // One thread goes through all parts of a tile's rows.
   void in_parts(std::int64_t tile) const {
-    std::array<MaxSum<double>, kWidestPart> total;
+    std::array<Statistics, kWidestPart> total;
     total.fill(identity());
     for (std::int64_t part = 0; part < tiling_.parts(); ++part) part_statistics(tile, part, total.data());
     for (std::int64_t part = 0; part < tiling_.parts(); ++part) finish_part(tile, part, total.data());
@@ -226,12 +265,12 @@ class Launch {
   // All threads share the parts; the statistics are combined in their order, whoever computed them.
   void shared() const {
     const std::int64_t parts = tiling_.parts(), period = tiling_.period, tasks = tiling_.tiles() * parts;
-    std::vector<MaxSum<double>> statistics(static_cast<std::size_t>(tasks * period), identity());
+    std::vector<Statistics> statistics(static_cast<std::size_t>(tasks * period), identity());
     parallel_for(tasks, threads_, [&](std::int64_t task) {
       part_statistics(task / parts, task % parts, &statistics[static_cast<std::size_t>(task * period)]);
     });
     parallel_for(tiling_.tiles(), threads_, [&](std::int64_t tile) {
-      MaxSum<double>* total = &statistics[static_cast<std::size_t>(tile * parts * period)];
+      Statistics* total = &statistics[static_cast<std::size_t>(tile * parts * period)];
       for (std::int64_t i = period; i < parts * period; ++i) total[i % period].combine(total[i]);
     });
     parallel_for(tasks, threads_, [&](std::int64_t task) {
@@ -241,7 +280,7 @@ class Launch {
   }
 
   // Backward sums without a maximum, which is then 0 for all.
-  MaxSum<double> identity() const { return forward() ? MaxSum<double>{} : MaxSum<double>{0, 0}; }
+  Statistics identity() const { return {forward() ? MaxSum<double>{} : MaxSum<double>{0, 0}}; }
 
   Offsets row_part(std::int64_t row, Range dim) const {
     Offsets part{};
@@ -264,7 +303,7 @@ class Launch {
   };
 
   bool in_place(Range rows) const {
-    if (tiling_.shape == Shape::slab || problem_.dim.rank > 1) return false;
+    if (tiling_.shape == Shape::slab || problem_.dim.rank > 1 || fused()) return false;
     const Offsets stride = last_strides(tiling_.positions.data(), tiling_.rank);
     const std::int64_t last_size = tiling_.positions[static_cast<std::size_t>(std::max(0, tiling_.rank - 1))].size;
     return stride[kSource] == 1 && stride[kResult] == 1 && (forward() || stride[kGrad] == 1) &&
@@ -272,7 +311,7 @@ class Launch {
   }
 
   View open(std::int64_t tile, std::int64_t part) const {
-    auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Range rows = positions(tile), dim = part_of_dim(part);
     if (in_place(rows)) {
       const Offsets dim_stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
@@ -283,8 +322,9 @@ class Launch {
       const Columns columns{dim.size(), rows.size(), rows.size(), tiling_.positions_per_tile, dim_stride};
       return {false, typed_, columns, source_at(at[kSource]), grad_at(at[kGrad]), result_at(at[kResult])};
     }
-    load(source_, kSource, rows, dim, forward() ? values : output);
-    if (!forward()) load(grad_, kGrad, rows, dim, values);
+    load(addresses_.source, kSource, rows, dim, forward() ? values : output);
+    if (!forward()) load(addresses_.grad, kGrad, rows, dim, values);
+    if (fused()) fuse_tile(rows, dim);
     const std::int64_t stride = tile_stride();
     const bool slab = tiling_.shape == Shape::slab;
     const Columns columns{slab ? slab_rows(dim) : dim.size(),
@@ -292,8 +332,7 @@ class Launch {
                           slab ? tiling_.period : rows.size(),
                           stride,
                           {stride, stride, stride}};
-    constexpr DType real = sizeof(Real) == 4 ? DType::float32 : DType::float64;
-    return {true, typed(real, real), columns, forward() ? values : output, values, values};
+    return {true, typed(kReal, kReal), columns, forward() ? values : output, values, values};
   }
 
   void close(const View& view, std::int64_t tile, std::int64_t part) const {
@@ -309,7 +348,7 @@ class Launch {
     const auto load = kernels_.load[static_cast<int>(problem_.source)];
     if (tiling_.shape == Shape::slab)
       std::fill(tile + dim.size() * tiling_.period, tile + slab_rows(dim) * tiling_.width,
-                forward() ? -std::numeric_limits<Real>::infinity() : Real(0));
+                forward() ? -kInfinity : Real(0));
     for_windows(operand, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
       load(static_cast<const std::byte*>(memory) + offset * size_of(problem_.source), window, tile + at);
     });
@@ -327,6 +366,12 @@ class Launch {
     const std::int64_t stride = last_strides(groups, tiling_.rank)[operand];
     const std::int64_t dim_stride = last_strides(axis.groups.data(), axis.rank)[operand];
     for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t row, std::int64_t count) {
+      if (tiling_.shape == Shape::slab && operand >= kWhole) {
+        const std::int64_t column_stride = last_strides(problem_.inner.groups.data(), problem_.inner.rank)[operand];
+        const Window window{dim.size(), tiling_.period, dim_stride, column_stride, tiling_.period};
+        body(at[operand] + dim.begin * dim_stride, window, 0);
+        return;
+      }
       if (tiling_.shape == Shape::slab) {
         const Window window{.columns = dim.size() * tiling_.period};
         body(at[operand] + dim.begin * tiling_.period, window, 0);
@@ -340,25 +385,220 @@ class Launch {
     });
   }
 
+  // ---- what is fused
+  // Tiles are filled with what the kernels would see if excluded elements were not there; `excluded` and the bias lie
+  // as the tile does. What kernels cannot know is mended afterwards: what rows get of which nothing is left, and that
+  // excluded elements of a row do not share its NaN.
+
+  // Of an excluded element; and of all elements of a row without any other, where that is not NaN.
+  Filling nothing() const {
+    return forward() && problem_.operation == Operation::log_softmax ? Filling::minus_infinity : Filling::zero;
+  }
+  Filling dead_row() const { return forward() && !problem_.fused.dead_rows_are_zero ? Filling::nan : nothing(); }
+  static Real value_of(Filling filling) {
+    return filling == Filling::zero  ? Real(0)
+           : filling == Filling::nan ? std::numeric_limits<Real>::quiet_NaN()
+                                     : -kInfinity;
+  }
+  // What forward gave excluded elements, in the eyes of backward.
+  Real empty_output() const { return problem_.operation == Operation::log_softmax ? -kInfinity : Real(0); }
+
+  // Elements of a row up to the diagonal.
+  std::int64_t reach(const Offsets& row) const {
+    if (!problem_.fused.causal) return tiling_.dim_size;
+    return std::clamp<std::int64_t>(row[kRow] + problem_.fused.diagonal + 1, 0, tiling_.dim_size);
+  }
+
+  // Elements of a mask, as they are taken by the tile.
+  void exclude(const Window& window, std::int64_t offset, unsigned char* excluded) const {
+    const auto* mask = static_cast<const unsigned char*>(addresses_.mask) + offset;
+    const bool includes = problem_.fused.mask_includes;
+    for (std::int64_t row = 0; row < window.rows; ++row) {
+      const unsigned char* from = mask + row * window.row_stride;
+      unsigned char* to = excluded + row * window.tile_stride;
+      if (window.column_stride == 1)
+        for (std::int64_t i = 0; i < window.columns; ++i) to[i] = (from[i] != 0) != includes;
+      else
+        for (std::int64_t i = 0; i < window.columns; ++i) to[i] = (from[i * window.column_stride] != 0) != includes;
+    }
+  }
+  void add_bias(const Window& window, std::int64_t offset, Real* tile) const {
+    const DType dtype = problem_.fused.bias_dtype;
+    const auto* bias = static_cast<const std::byte*>(addresses_.bias) + offset * size_of(dtype);
+    kernels_.load[static_cast<int>(dtype)](bias, window, tile);
+  }
+
+  // A part of a row from `values` on: z, or the gradient, whose output then lies in `output`.
+  struct FusedRow {
+    bool empty = true;       // the part lies past the diagonal
+    bool dead = false;       // everything in it does
+    bool unbounded = false;  // its result may be NaN
+  };
+  FusedRow load_row(const Offsets& row, Range dim) const {
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    const std::int64_t count = dim.size();
+    if (count <= 0) return {true, true, false};
+    const Offsets stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
+    const auto window = [&](Operand operand) { return Window{.columns = count, .column_stride = stride[operand]}; };
+    const auto at = [&](Operand operand) { return row[operand] + dim.begin * stride[operand]; };
+    const auto load = kernels_.load[static_cast<int>(problem_.source)];
+    const Fused& fused = problem_.fused;
+    if (fused.mask) exclude(window(kMask), at(kMask), excluded);
+    if (fused.bias) add_bias(window(kBias), at(kBias), output);
+    const unsigned char* const mask = fused.mask ? excluded : nullptr;
+    const auto scale = static_cast<Real>(fused.scale);
+    if (forward()) {
+      load(source_at(at(kSource)), window(kSource), values);
+      const auto seen = kernels_.fuse(count, mask, fused.bias ? output : nullptr, scale, values);
+      return {false, seen.max == -kInfinity && !seen.nan, seen.nan || seen.max == kInfinity};
+    }
+    load(grad_at(at(kGrad)), window(kGrad), values);
+    load(source_at(at(kSource)), window(kSource), output);
+    const auto seen = kernels_.fuse_gradient(count, mask, scale, empty_output(), values, output);
+    return {false, !seen.living, seen.unbounded};
+  }
+
+  // The excluded elements of the row that was loaded last get nothing, whatever the others got.
+  void clear_excluded(void* result, std::int64_t count) const {
+    const auto& excluded = Scratch<Real>::of_thread().excluded;
+    if (!problem_.fused.mask) return;
+    for (std::int64_t i = 0; i < count; ++i)
+      if (excluded[i]) fill(element(result, i), problem_.result, 1, nothing());
+  }
+  void* element(void* result, std::int64_t index) const {
+    return static_cast<std::byte*>(result) + index * size_of(problem_.result);
+  }
+
+  void fused_rows(Range rows) const {
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    const TypedKernels<Real>& kernels = typed(kReal, problem_.result);
+    const Group* groups = tiling_.positions.data();
+    for_stretches(groups, tiling_.rank, rows, [&](Offsets row, std::int64_t, std::int64_t count) {
+      const Offsets step = last_strides(groups, tiling_.rank);
+      for (; count > 0; --count) {
+        void* const result = result_at(row[kResult]);
+        const std::int64_t dim = tiling_.dim_size, end = reach(row);
+        const FusedRow seen = load_row(row, {0, end});
+        if (seen.dead) {
+          fill(result, problem_.result, dim, dead_row());
+        } else {
+          if (forward())
+            kernels.row_forward({1, end, {}}, values, values, result);
+          else
+            kernels.row_backward({1, end, {}}, values, output, result);
+          if (seen.unbounded) clear_excluded(result, end);
+          fill(element(result, end), problem_.result, dim - end, nothing());
+        }
+        for (int operand = 0; operand < kOperands; ++operand) row[operand] += step[operand];
+      }
+    });
+  }
+
+  // The part of a row that is not past the diagonal.
+  Range reached(const Offsets& row, Range dim) const { return {dim.begin, std::min(dim.end, reach(row))}; }
+
+  void fused_row_statistics(std::int64_t row, Range dim, Statistics& statistics) const {
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    const Offsets at = row_part(row, {0, 0});
+    dim = reached(at, dim);
+    const FusedRow seen = load_row(at, dim);
+    if (seen.empty) return;
+    if (forward())
+      typed(kReal, kReal).row_statistics(dim.size(), values, packed, max, sum);
+    else
+      typed(kReal, kReal).row_products(dim.size(), values, output, sum);
+    statistics.combine({{forward() ? max[0] : 0, sum[0]}, !seen.dead});
+  }
+
+  void finish_fused_row(std::int64_t row, Range dim, const Statistics& statistics) const {
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    const TypedKernels<Real>& kernels = typed(kReal, problem_.result);
+    const Offsets at = row_part(row, {0, 0});
+    const Range live = reached(at, dim);
+    void* const result = element(result_at(at[kResult]), dim.begin);
+    const auto largest = static_cast<Real>(statistics.state.max), total = static_cast<Real>(statistics.state.sum);
+    if (forward() ? total == 0 : !statistics.living) return fill(result, problem_.result, dim.size(), dead_row());
+    const std::int64_t count = std::max<std::int64_t>(live.size(), 0);
+    if (!load_row(at, live).empty) {
+      if (forward())
+        kernels.row_finish(count, values, largest, total, result);
+      else
+        kernels.row_gradient(count, values, output, total, result);
+      if (!std::isfinite(total)) clear_excluded(result, count);
+    }
+    fill(element(result, count), problem_.result, dim.size() - count, nothing());
+  }
+
+  // A tile of columns, once its elements are loaded.
+  void fuse_tile(Range rows, Range dim) const {
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    const Fused& fused = problem_.fused;
+    const bool slab = tiling_.shape == Shape::slab;
+    const std::int64_t size = slab ? slab_rows(dim) * tiling_.width : dim.size() * tile_stride();
+    const std::int64_t filled = slab ? dim.size() * tiling_.period : size;
+    if (!fused.mask) std::fill_n(excluded, filled, 0);
+    std::fill_n(excluded + filled, size - filled, 1);
+    if (fused.mask)
+      for_windows(kMask, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
+        exclude(window, offset, excluded + at);
+      });
+    if (fused.causal)
+      for_windows(kRow, rows, dim, [&](std::int64_t row, const Window& window, std::int64_t at) {
+        for (std::int64_t i = 0; i < window.rows; ++i)
+          for (std::int64_t column = 0; column < window.columns; ++column)
+            if (dim.begin + i > row + column * window.column_stride + fused.diagonal)
+              excluded[at + i * window.tile_stride + column] = 1;
+      });
+    if (fused.bias)
+      for_windows(kBias, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
+        add_bias(window, offset, output + at);
+      });
+    const auto scale = static_cast<Real>(fused.scale);
+    if (forward())
+      kernels_.fuse(size, excluded, fused.bias ? output : nullptr, scale, values);
+    else
+      kernels_.fuse_gradient(size, excluded, scale, empty_output(), values, output);
+  }
+
+  // Where element `index` of a column of the tile is.
+  std::int64_t in_tile(std::int64_t index, std::int64_t column) const {
+    return index * (tiling_.shape == Shape::slab ? tiling_.period : tile_stride()) + column;
+  }
+
+  bool living_column(Range dim, std::int64_t column) const {
+    const auto& output = Scratch<Real>::of_thread().output;
+    for (std::int64_t i = 0; i < dim.size(); ++i)
+      if (output[in_tile(i, column)] != empty_output()) return true;
+    return false;
+  }
+
+  // A column of the tile, now results. Its sum of exponentials is 0 where nothing is left of it.
+  void mend_column(Range dim, std::int64_t column, Real sum, bool living) const {
+    auto& [values, output, packed, max, sums, excluded] = Scratch<Real>::of_thread();
+    const bool dead = forward() ? sum == 0 : !living;
+    if (!dead && std::isfinite(sum)) return;
+    for (std::int64_t i = 0; i < dim.size(); ++i) {
+      const std::int64_t at = in_tile(i, column);
+      if (dead || excluded[at]) values[at] = value_of(dead ? dead_row() : nothing());
+    }
+  }
+
   const Problem& problem_;
   const Tiling tiling_;
   const Kernels<Real>& kernels_;
   const TileKernels<Real>& tile_kernels_;
   const TypedKernels<Real>& typed_;
-  const void* const source_;
-  const void* const grad_;
-  void* const result_;
+  const Addresses addresses_;
   const int threads_;
 };
 
 }  // namespace
 
-void launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,
-            void* result) {
+void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses) {
   if (problem.source == DType::float64)
-    Launch<double>(problem, plan, device, source, grad, result).run(plan.splits > 1);
+    Launch<double>(problem, plan, device, addresses).run(plan.splits > 1);
   else
-    Launch<float>(problem, plan, device, source, grad, result).run(plan.splits > 1);
+    Launch<float>(problem, plan, device, addresses).run(plan.splits > 1);
 }
 
 }  // namespace ndsoftmax::cpu

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "host/addresses.hpp"
 #include "ndsoftmax/plan.hpp"
 #include "ndsoftmax/problem.hpp"
 
@@ -10,9 +11,8 @@ namespace ndsoftmax::cpu {
 
 Plan plan(const Problem& problem, const Device& device, std::optional<Regime> forced);
 
-// `grad` is null for forward. The result does not depend on device.threads, bit by bit.
-void launch(const Problem& problem, const Plan& plan, const Device& device, const void* source, const void* grad,
-            void* result);
+// The result does not depend on device.threads, bit by bit.
+void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses);
 
 // "avx512", "avx2" or "baseline": what this process uses, the best that the machine has unless
 // the environment variable NDSOFTMAX_CPU_CAPABILITY names a lower one.

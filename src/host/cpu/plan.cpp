@@ -16,7 +16,7 @@ constexpr std::int64_t kTilesPerThread = 4;
 bool holds_a_whole_row(const Problem& problem) { return problem.dim.size <= kTile; }
 
 bool holds_several_rows(const Problem& problem, int lanes) {
-  return problem.packed_rows() && problem.dim.size <= lanes;
+  return problem.packed_rows() && problem.dim.size <= lanes && !problem.fused.any;
 }
 
 Regime choose(const Problem& problem, int lanes, int threads) {
@@ -34,7 +34,7 @@ void check(const Problem& problem, int lanes, Regime regime) {
   switch (regime) {
     case Regime::warp:
       return require(holds_several_rows(problem, lanes), regime,
-                     "contiguous rows without gaps, none longer than a vector");
+                     "contiguous rows without gaps, none longer than a vector, and nothing fused");
     case Regime::block:
       return require(problem.contiguous_rows() && holds_a_whole_row(problem), regime,
                      "contiguous rows that fit in cache");

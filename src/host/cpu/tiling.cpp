@@ -39,7 +39,7 @@ void take_columns(Tiling& tiling, int lanes) {
 bool is_slab(const Problem& problem, int lanes) {
   if (problem.inner.rank != 1 || problem.dim.rank != 1) return false;
   const Group& inner = problem.inner.groups[0];
-  for (int operand = 0; operand < kOperands; ++operand) {
+  for (int operand = 0; operand < kWhole; ++operand) {
     if (operand == kGrad && problem.direction == Direction::forward) continue;
     if (inner.stride[operand] != 1 || problem.dim.groups[0].stride[operand] != inner.size) return false;
   }

@@ -72,6 +72,9 @@ inline unsigned __float_as_uint(float x) {
   std::memcpy(&y, &x, 4);
   return y;
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return unsigned((std::uint64_t(high) << 32 | low) >> (shift & 31));
+}
 inline double __hiloint2double(int high, int low) {
   const std::uint64_t bits = std::uint64_t(unsigned(high)) << 32 | unsigned(low);
   double y;

@@ -1,0 +1,459 @@
+"""Masks, where, bias, scale and causal: against float64, against removing what is excluded, against torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ndsoftmax
+import oracle
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ndsoftmax import _C
+from oracle import assert_close, assert_within
+from strategies import FLOATS, HALVES, Layout, dims, dtypes, layouts, numbers, seeds
+from torch import Tensor
+
+SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
+
+
+@dataclass(frozen=True)
+class Masked:
+    """One call with everything that may be fused, and what the oracle needs to know of it."""
+
+    log: bool
+    layout: Layout
+    dim: int | tuple[int, ...]
+    dtype: torch.dtype
+    seed: int
+    mask: Layout | None
+    where: bool
+    bias: Layout | None
+    wide_bias: bool
+    scale: float
+    causal: bool | str
+    fully_masked: str | None
+
+    def mask_tensor(self, device: str) -> Tensor | None:
+        return None if self.mask is None else self.mask.tensor(self.seed + 1, device=device) > 0.3
+
+    def bias_tensor(self, device: str) -> Tensor | None:
+        dtype = torch.float32 if self.wide_bias and self.dtype in HALVES else self.dtype
+        return None if self.bias is None else self.bias.tensor(self.seed + 2, dtype, device, scale=2)
+
+    def included(self, device: str) -> Tensor:
+        shape = self.layout.shape
+        included = torch.ones(shape, dtype=torch.bool, device=device)
+        mask = self.mask_tensor(device)
+        if mask is not None:
+            included = included & (mask if self.where else ~mask)
+        if self.causal:
+            included = included & oracle.causal(shape[-2], shape[-1], self.causal).to(device)
+        return included
+
+    def input(self, device: str) -> Tensor:
+        """Half of what is excluded is NaN or infinite."""
+        x = self.layout.tensor(self.seed, self.dtype, device, scale=3)
+        poison = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=self.dtype, device=device)
+        noise = numbers(x.numel(), self.seed + 3, device=device).view(x.shape)
+        poisoned = torch.where(self.included(device) | (noise > 0), x, poison[(noise * 1000).long() % 3])
+        lying_alike = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+        return x if 0 in self.layout.steps else lying_alike.copy_(poisoned)
+
+    def options(self, device: str, bias: Tensor | None = None) -> dict[str, Any]:
+        return {
+            "where" if self.where else "mask": self.mask_tensor(device),
+            "bias": self.bias_tensor(device) if bias is None else bias,
+            "scale": self.scale,
+            "causal": self.causal,
+            "fully_masked": self.fully_masked,
+        }
+
+    @property
+    def zero(self) -> bool:
+        given = self.mask is not None or self.bias is not None or bool(self.causal)
+        return given if self.fully_masked is None else self.fully_masked == "zero"
+
+
+@st.composite
+def broadcast_layouts(draw: st.DrawFn, shape: tuple[int, ...]) -> Layout:
+    """Of some of the last dimensions, each of which may have size 1."""
+    own = shape[draw(st.integers(0, len(shape))) :] if draw(st.booleans()) else shape
+    return draw(layouts(tuple(1 if draw(st.booleans()) else size for size in own)))
+
+
+@st.composite
+def masked_calls(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype] = dtypes) -> Masked:
+    layout = draw(layouts())
+    rank = len(layout.shape)
+    dim = draw(dims(rank))
+    last = (dim if isinstance(dim, tuple) else (dim,)) in ((-1,), (rank - 1,))
+    causal = st.sampled_from([False, True, "upper_left", "lower_right"]) if last and rank > 1 else st.just(False)
+    return Masked(
+        draw(st.booleans()),
+        layout,
+        dim,
+        draw(dtypes),
+        draw(seeds),
+        draw(st.none() | broadcast_layouts(layout.shape)),
+        draw(st.booleans()),
+        draw(st.none() | broadcast_layouts(layout.shape)),
+        draw(st.booleans()),
+        draw(st.sampled_from([1.0, 0.125, -2.0])),
+        draw(causal),
+        draw(st.sampled_from([None, "nan", "zero"])),
+    )
+
+
+def assert_masked_forward(got: Tensor, call: Masked, x: Tensor, options: dict[str, Any], device: str) -> None:
+    included = call.included(device)
+    exact = oracle.masked_forward(x, call.dim, included, options["bias"], call.scale, log=call.log, zero=call.zero)
+    assert got.shape == exact.shape
+    if got.numel() == 0:
+        return
+    # z is rounded before it is exponentiated; the rest as in oracle.assert_forward
+    z = x.double() * call.scale + (0 if options["bias"] is None else options["bias"].double())
+    z = torch.where(included, z, 0).nan_to_num(0, 0, 0).abs().amax(call.dim, keepdim=True)
+    eps = torch.finfo(torch.float64 if got.dtype == torch.float64 else torch.float32).eps
+    rounding = (16 + 2 * (exact.numel() / exact.sum(call.dim, keepdim=True).numel()) ** 0.5 + 4 * z) * eps
+    allowed = 1 + (rounding / torch.finfo(got.dtype).eps).expand(exact.shape)
+    assert_within(oracle.errors(got, exact, log=call.log), allowed, got, exact)
+
+
+@given(call=masked_calls(), widen=st.booleans())
+def test_forward(device: str, call: Masked, widen: bool) -> None:
+    x, options = call.input(device), call.options(device)
+    dtype = torch.float32 if widen and call.dtype in HALVES else None
+    got = SOFTMAX[call.log](x, call.dim, dtype, **options)
+    assert got.dtype == (dtype or call.dtype)
+    assert_masked_forward(got, call, x, options, device)
+    out = torch.empty_like(got)
+    assert SOFTMAX[call.log](x, call.dim, dtype, **options, out=out) is out
+    assert torch.equal(out.nan_to_num(7), got.nan_to_num(7))
+
+
+@pytest.mark.parametrize("regime", ["block", "online", "split", "strided", "warp", "cluster"])
+@given(call=masked_calls())
+def test_every_regime(device: str, regime: str, call: Masked) -> None:
+    x, options = call.input(device), call.options(device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NDSOFTMAX_REGIME", regime)
+        try:
+            got = SOFTMAX[call.log](x, call.dim, **options)
+        except (ValueError, RuntimeError) as refusal:
+            assert "regime" in str(refusal)  # noqa: PT017
+            return
+        assert_masked_forward(got, call, x, options, device)
+
+
+@given(call=masked_calls())
+def test_backward(device: str, call: Masked) -> None:
+    x, bias = call.input(device).requires_grad_(), call.bias_tensor(device)
+    inputs = [x] if bias is None else [x, bias.requires_grad_()]
+    y = SOFTMAX[call.log](x, call.dim, **call.options(device, bias))
+    included = call.included(device)
+    grad = numbers(y.numel(), call.seed + 4, y.dtype, device).view(y.shape)
+    got = torch.autograd.grad(y, inputs, torch.where(included, grad, torch.nan))  # what arrives there is ignored
+
+    doubles = [one.detach().double().requires_grad_() for one in inputs]
+    exact_y = oracle.masked_forward(doubles[0], call.dim, included, *doubles[1:], scale=call.scale, log=call.log)
+    exact = torch.autograd.grad(exact_y, doubles, torch.where(included, grad, 0).double())
+    magnitude = oracle.magnitude(
+        torch.where(included, grad, 0), exact_y.detach().nan_to_num(0, 0, 0), call.dim, log=call.log
+    )
+    alive = ~exact_y.isnan().any(call.dim, keepdim=True) if exact_y.numel() else exact_y.bool()
+    if call.fully_masked == "nan" and exact_y.numel():
+        dead = (exact_y == (-torch.inf if call.log else 0)).all(call.dim, keepdim=True)
+        alive = alive & ~(dead & included.any(call.dim, keepdim=True))
+    assert not got[0].masked_select(~included).any()  # exactly zero
+    assert_close(torch.where(alive, got[0], 0), torch.where(alive, exact[0], 0), magnitude * abs(call.scale))
+    if bias is not None and alive.all():
+        assert got[1].dtype == bias.dtype
+        # 16-bit gradients are rounded before they are summed
+        eps = max(torch.finfo(bias.dtype).eps, torch.finfo(y.dtype).eps)
+        count = max(1, x.numel() // max(bias.numel(), 1))
+        assert_close(got[1], exact[1], magnitude.sum_to_size(bias.shape) * (1 + count**0.5 / 8), eps=eps)
+
+
+@given(seed=seeds, dtype=dtypes, log=st.booleans(), columns=st.integers(1, 300))
+def test_as_if_removed(device: str, seed: int, dtype: torch.dtype, log: bool, columns: int) -> None:
+    x = numbers(3 * columns, seed, dtype, device).view(3, columns)
+    mask = numbers(columns, seed + 1, device=device) > 0
+    got = SOFTMAX[log](x, mask=mask)
+    rest = SOFTMAX[log](x[:, ~mask])
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(got[:, ~mask], rest, rtol=4 * eps, atol=4 * eps)
+    assert (got[:, mask] == (-torch.inf if log else 0)).all()
+
+
+@given(seed=seeds, dtype=st.sampled_from((torch.float32, torch.float64)), dim=st.integers(-3, 2))
+def test_torchs_masked_softmax(device: str, seed: int, dtype: torch.dtype, dim: int) -> None:
+    x = numbers(210, seed, dtype, device).view(5, 6, 7).requires_grad_()
+    mask = numbers(210, seed + 1, device=device).view(5, 6, 7) > -0.5
+    grad = numbers(210, seed + 2, dtype, device).view(5, 6, 7)
+    got = ndsoftmax.masked_softmax(x, mask, dim, fully_masked="nan")
+    expected = torch._masked_softmax(x, mask, dim % 3, 2)
+    torch.testing.assert_close(got, expected, equal_nan=True)
+    torch.testing.assert_close(torch.autograd.grad(got, x, grad), torch.autograd.grad(expected, x, grad))
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rows_that_are_fully_masked(device: str, dtype: torch.dtype, log: bool) -> None:
+    x = torch.zeros(3, 40, dtype=dtype, device=device)
+    x[1] = -torch.inf
+    mask = torch.zeros(3, 40, dtype=torch.bool, device=device)
+    mask[0] = mask[1, :7] = True
+    nothing = torch.full((2, 40), -torch.inf if log else 0.0, dtype=dtype, device=device)
+    for fully_masked, expected in ((None, nothing), ("zero", nothing), ("nan", nothing * torch.nan)):
+        x.requires_grad_()
+        y = SOFTMAX[log](x, mask=mask, fully_masked=fully_masked)
+        torch.testing.assert_close(y[:2], expected, equal_nan=True)
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert not grad[0].any()
+        assert not grad[1, :7].any()
+        assert grad[1, 7:].isnan().all() if fully_masked == "nan" else not grad[1].any()
+        x = x.detach()
+    # a plain call does as torch; asked for, it gets zeros, too
+    assert SOFTMAX[log](x)[1].isnan().all()
+    torch.testing.assert_close(SOFTMAX[log](x, fully_masked="zero")[1], nothing[1])
+    torch.testing.assert_close(SOFTMAX[log](x, bias=torch.zeros(1, dtype=dtype, device=device))[1], nothing[1])
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_row_with_nan_keeps_its_excluded_elements(device: str, log: bool) -> None:
+    for shape, dim in (((4, 5000), 1), ((5000, 4), 0), ((2, 300000), 1), ((3, 2000, 8), 1)):
+        x = numbers(torch.Size(shape).numel(), 0, device=device).view(shape)
+        mask = numbers(x.numel(), 1, device=device).view(shape) > 0.5
+        included = (~mask).nonzero()[0]
+        for bad in (torch.nan, torch.inf):
+            x[tuple(included)] = bad
+            y = SOFTMAX[log](x, dim, mask=mask)
+            expected = oracle.masked_forward(x, dim, ~mask, log=log)
+            assert torch.equal(y.isnan(), expected.isnan())
+            assert (y[mask] == (-torch.inf if log else 0)).all()
+            grad = ndsoftmax.softmax(x.requires_grad_(), dim, mask=mask)
+            (gradient,) = torch.autograd.grad(grad, x, torch.ones_like(y))
+            assert not gradient[mask].any()
+            x = x.detach()
+
+
+@pytest.mark.parametrize("kind", [True, "upper_left", "lower_right"])
+@pytest.mark.parametrize(("rows", "columns"), [(5, 5), (3, 8), (8, 3), (1, 70000), (300, 257)])
+def test_causal(device: str, kind: bool | str, rows: int, columns: int) -> None:
+    x = numbers(2 * rows * columns, 0, device=device).view(2, rows, columns)
+    included = oracle.causal(rows, columns, kind).to(device)
+    x = torch.where(included, x, torch.nan)
+    for log in (False, True):
+        exact = oracle.masked_forward(x, -1, included, log=log)
+        got = SOFTMAX[log](x, causal=kind)  # type: ignore[arg-type]
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(SOFTMAX[log](x.mT, -2, where=included.mT).mT, got)
+        torch.testing.assert_close(SOFTMAX[log](x.mT.contiguous().mT, causal=kind), got)  # type: ignore[arg-type]
+
+
+def test_masks_are_read_where_they_lie(device: str) -> None:
+    x = numbers(4 * 6 * 32, 0, device=device).view(4, 6, 32)
+    mask = numbers(64, 1, device=device).view(32, 2)[:, 1] > 0  # every second byte
+    expected = ndsoftmax.softmax(x, mask=mask.expand(4, 6, 32).contiguous())
+    assert torch.equal(ndsoftmax.softmax(x, mask=mask), expected)
+    assert torch.equal(ndsoftmax.softmax(x, mask=mask.expand(4, 6, 32)), expected)
+    assert torch.equal(ndsoftmax.softmax(x, where=~mask), expected)
+    assert torch.equal(ndsoftmax.masked_softmax(x, mask), expected)
+    assert torch.equal(ndsoftmax.masked_log_softmax(x, mask), ndsoftmax.log_softmax(x, mask=mask))
+
+
+# ---- as a citizen of torch
+
+
+def _double(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
+    return numbers(torch.Size(shape).numel(), seed, torch.float64, device).view(shape)
+
+
+CALLS: list[dict[str, Any]] = [
+    {"mask": (3, 1, 5), "scale": 0.5},
+    {"where": (4, 5), "bias": (1, 4, 5)},
+    {"bias": (5,), "scale": -1.5},
+    {"causal": True, "bias": (3, 1, 1), "mask": (3, 4, 5)},
+    {"causal": "lower_right"},
+]
+
+
+def _tensors(call: dict[str, Any], device: str) -> dict[str, Any]:
+    made = dict(call)
+    for index, name in enumerate(("mask", "where")):
+        if name in call:
+            made[name] = _double(*call[name], seed=index + 5, device=device) > 0.2
+    if "bias" in call:
+        made["bias"] = _double(*call["bias"], seed=9, device=device).requires_grad_()
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # that torch's forward mode uses
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap of the old kind, by which gradcheck batches
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("log", [False, True])
+def test_gradients_of_any_order(device: str, log: bool, call: dict[str, Any]) -> None:
+    x = _double(3, 4, 5, device=device).requires_grad_()
+    made = _tensors(call, device)
+    bias = made.pop("bias", None)
+
+    def function(x: Tensor, *bias: Tensor) -> Tensor:
+        y = SOFTMAX[log](x, bias=bias[0] if bias else None, **made)
+        return torch.where(y.isinf(), 0, y)  # gradcheck knows no -inf
+
+    inputs = (x,) if bias is None else (x, bias)
+    assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(function, inputs, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("log", [False, True])
+def test_opcheck(device: str, log: bool, call: dict[str, Any]) -> None:
+    name = "masked_log_softmax" if log else "masked_softmax"
+    made = _tensors(call, device)
+    mask = made.get("mask", made.get("where"))
+    causal = made.get("causal", "")
+    options = ("where" in made, made.get("scale", 1.0), "upper_left" if causal is True else causal)
+    x = _double(3, 4, 5, device=device).requires_grad_()
+    forward, backward = getattr(torch.ops.ndsoftmax, name), getattr(torch.ops.ndsoftmax, f"{name}_backward")
+    torch.library.opcheck(forward.default, (x, mask, made.get("bias"), [-1], None, *options, True))
+    y, grad = forward(x.detach(), mask, None, [-1], None, *options, True), _double(3, 4, 5, seed=3, device=device)
+    torch.library.opcheck(
+        backward.default, (grad.requires_grad_(), y.exp().requires_grad_(), mask, [-1], None, *options)
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_compile(device: str, call: dict[str, Any], dynamic: bool) -> None:
+    made = _tensors(call, device)
+
+    def loss(x: Tensor) -> Tensor:
+        return (ndsoftmax.softmax(x, **made) * torch.arange(5, device=device)).sum()
+
+    x = _double(3, 4, 5, device=device).requires_grad_()
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), loss(x))
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(loss(x), x))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("log", [False, True])
+def test_transforms(device: str, log: bool) -> None:
+    x, mask = _double(3, 4, 5, device=device), _double(3, 4, 5, seed=1, device=device) > 0
+    bias = _double(3, 5, seed=2, device=device)
+    whole = SOFTMAX[log](x, mask=mask, bias=bias[:, None])
+    per_batch = torch.vmap(lambda x, mask, bias: SOFTMAX[log](x, mask=mask, bias=bias))(x, mask, bias)
+    torch.testing.assert_close(per_batch, whole)
+    shared = torch.vmap(lambda x: SOFTMAX[log](x, mask=mask[0], causal=True))(x)
+    torch.testing.assert_close(shared, SOFTMAX[log](x, mask=mask[0], causal=True))
+    only_mask = torch.vmap(lambda mask: SOFTMAX[log](x[0], mask=mask))(mask)
+    torch.testing.assert_close(only_mask, torch.stack([SOFTMAX[log](x[0], mask=one) for one in mask]))
+
+    def loss(x: Tensor) -> Tensor:
+        y = SOFTMAX[log](x, mask=mask, bias=bias[:, None])
+        return torch.where(mask, 0, y).pow(2).sum()
+
+    def reference(x: Tensor) -> Tensor:
+        return oracle.masked_forward(x, -1, ~mask, bias[:, None], log=log).where(~mask, 0).pow(2).sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(x), torch.func.grad(reference)(x))
+    torch.testing.assert_close(torch.func.hessian(loss)(x), torch.func.hessian(reference)(x))
+
+
+def test_fake_and_meta_tensors() -> None:
+    x = torch.empty(3, 4, 5, dtype=torch.bfloat16, device="meta")
+    mask = torch.empty(4, 1, dtype=torch.bool, device="meta")
+    y = ndsoftmax.softmax(x, dtype=torch.float32, mask=mask, causal=True)
+    assert (y.shape, y.dtype, y.is_meta) == (x.shape, torch.float32, True)
+
+
+def test_numpy() -> None:
+    numpy = pytest.importorskip("numpy")
+    x = numpy.zeros((2, 4), dtype=numpy.float32)
+    y = ndsoftmax.softmax(x, where=numpy.array([True, True, False, False]))
+    assert isinstance(y, numpy.ndarray)
+    assert (y == numpy.array([0.5, 0.5, 0, 0], dtype=numpy.float32)).all()
+
+
+@pytest.mark.parametrize("mask_type", [None, 0, 1, 2])
+def test_enable_covers_torchs_masked_softmax(
+    device: str, mask_type: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = _double(2, 3, 4, 4, device=device).float().requires_grad_()
+    shape = {0: (4, 4), 1: (2, 4)}.get(-1 if mask_type is None else mask_type, (2, 3, 4, 4))
+    mask = _double(*shape, seed=1, device=device) > 0.5
+    grad = _double(2, 3, 4, 4, seed=2, device=device).float()
+
+    def both() -> tuple[Tensor, ...]:
+        y = torch._masked_softmax(x, mask, 3, mask_type)
+        return y, *(torch.autograd.grad(y, x, grad) if mask.shape == x.shape else ())
+
+    calls = []
+    for name in ("masked_forward", "masked_backward"):
+        kernel = getattr(_C, name)
+        monkeypatch.setattr(_C, name, lambda *args, kernel=kernel: (calls.append(kernel), kernel(*args)))
+    expected = both()
+    assert not calls
+    with ndsoftmax.enable():
+        torch.testing.assert_close(both(), expected, equal_nan=True)
+    ndsoftmax.disable()
+    assert len(calls) == len(expected)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"mask": torch.ones(3, dtype=torch.bool)}, RuntimeError, r"mask must broadcast .*\(2, 4, 5\).*\(3,\)"),
+        ({"where": torch.ones(1, 2, 4, 5, dtype=torch.bool)}, RuntimeError, "where must broadcast"),
+        ({"bias": torch.ones(4)}, RuntimeError, "bias must broadcast"),
+        ({"mask": torch.ones(5)}, TypeError, "mask must be torch.bool, but is torch.float32; .*bias="),
+        ({"mask": [True] * 5}, TypeError, "mask must be a torch.Tensor, but got list"),
+        ({"bias": torch.ones(5, dtype=torch.float64)}, TypeError, "bias must be torch.float32.*torch.float64"),
+        ({"bias": 1.0}, TypeError, "bias must be a torch.Tensor, but got float"),
+        ({"mask": torch.ones(5, dtype=torch.bool, device="meta")}, RuntimeError, "mask must be on input's device"),
+        ({"bias": torch.ones(5, device="meta")}, RuntimeError, "bias must be on input's device"),
+        ({"scale": "2"}, TypeError, "scale must be a number, but got '2'"),
+        ({"scale": True}, TypeError, "scale must be a number"),
+        ({"causal": "lower"}, ValueError, "causal must be .*'lower_right', but is 'lower'"),
+        ({"causal": 1}, ValueError, "causal must be"),
+        ({"causal": True, "dim": 1}, ValueError, "causal needs dim=-1, but dim is 1"),
+        ({"causal": True, "dim": (-1, 0)}, ValueError, "causal needs dim=-1"),
+        ({"fully_masked": "one"}, ValueError, "fully_masked must be 'nan', 'zero' or None, but is 'one'"),
+        ({"mask": torch.ones(5).bool(), "where": torch.ones(5).bool()}, ValueError, "give one of them"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bad_input(options: dict[str, Any], error: type[Exception], words: str, compiled: bool) -> None:
+    x = torch.zeros(2, 4, 5)
+    before = x.clone()
+    function = torch.compile(ndsoftmax.softmax, backend="aot_eager") if compiled else ndsoftmax.softmax
+    with pytest.raises(error, match=words):
+        function(x, **options)
+    with pytest.raises(error, match=words):
+        ndsoftmax.softmax(x, **options, out=x)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_bad_out() -> None:
+    x = torch.zeros(4, 5)
+    memory = torch.zeros(40)
+    with pytest.raises(RuntimeError, match="out must not overlap bias"):
+        ndsoftmax.softmax(x, bias=memory[10:15], out=memory[:20].view(4, 5))
+    with pytest.raises(RuntimeError, match="out must not overlap the mask"):
+        ndsoftmax.softmax(x, mask=memory.view(torch.bool)[:5], out=memory[:20].view(4, 5))
+    with pytest.raises(RuntimeError, match="bias requires grad"):
+        ndsoftmax.softmax(x, bias=torch.zeros(5, requires_grad=True), out=torch.zeros(4, 5))
+    with pytest.raises(ValueError, match="needs an input of two dimensions"):
+        ndsoftmax.softmax(torch.zeros(5), causal=True)
+    with pytest.raises(TypeError, match="do not go with a"):
+        ndsoftmax.softmax(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), scale=2.0)
