@@ -2,21 +2,16 @@
 #include "ndsoftmax/problem.hpp"
 
 #include <algorithm>
-#include <bit>
+#include <array>
+#include <bitset>
 #include <sstream>
 #include <stdexcept>
-#include <vector>
 
 namespace ndsoftmax {
 namespace {
 
-using Groups = std::vector<Group>;
-
-// Farthest step first. The result decides: it is what gets written, and torch lays it out densely.
-bool steps_farther(const Group& a, const Group& b) {
-  if (a.stride[kResult] != b.stride[kResult]) return a.stride[kResult] > b.stride[kResult];
-  return a.stride[kSource] > b.stride[kSource];
-}
+constexpr int kMaxRank = 64;  // as torch
+using DimSet = std::bitset<kMaxRank>;
 
 bool continues(const Group& outer, const Group& inner) {
   for (int operand = 0; operand < kOperands; ++operand)
@@ -24,36 +19,32 @@ bool continues(const Group& outer, const Group& inner) {
   return true;
 }
 
-Axis merge(Groups groups, const char* name) {
-  std::stable_sort(groups.begin(), groups.end(), steps_farther);
-  Axis axis;
-  for (const Group& group : groups) {
-    axis.size *= group.size;
-    if (axis.rank > 0 && continues(axis.groups[axis.rank - 1], group)) {
-      Group& last = axis.groups[axis.rank - 1];
-      last = Group{last.size * group.size, group.stride};
-    } else {
-      if (axis.rank == kMaxGroups)
-        throw std::runtime_error(std::string("the ") + name + " dimensions step through memory in more than " +
-                                 std::to_string(kMaxGroups) + " unrelated ways; make the tensor contiguous first");
-      axis.groups[axis.rank++] = group;
-    }
+// Groups come in the order of their steps, farthest first.
+void append(Axis& axis, const Group& group, const char* name) {
+  axis.size *= group.size;
+  if (axis.rank > 0 && continues(axis.groups[axis.rank - 1], group)) {
+    Group& last = axis.groups[axis.rank - 1];
+    last = Group{last.size * group.size, group.stride};
+    return;
   }
-  return axis;
+  if (axis.rank == kMaxGroups)
+    throw std::runtime_error(std::string("the ") + name + " dimensions step through memory in more than " +
+                             std::to_string(kMaxGroups) + " unrelated ways; make the tensor contiguous first");
+  axis.groups[axis.rank++] = group;
 }
 
 int misalignment_of(const TensorView* tensor) {
   return tensor ? static_cast<int>(reinterpret_cast<std::uintptr_t>(tensor->data) % 16) : 0;
 }
 
-std::vector<bool> softmax_dims(std::span<const std::int64_t> dims, int rank) {
+DimSet softmax_dims(std::span<const std::int64_t> dims, int rank) {
   const std::int64_t range = std::max(rank, 1);  // a 0-d tensor is one element along dim 0 or -1
-  std::vector<bool> chosen(range, false);
+  DimSet chosen;
   for (const std::int64_t dim : dims) {
     if (dim < -range || dim >= range)
       throw std::out_of_range("Dimension out of range (expected to be in range of [" + std::to_string(-range) + ", " +
                               std::to_string(range - 1) + "], but got " + std::to_string(dim) + ")");
-    const std::int64_t wrapped = dim < 0 ? dim + range : dim;
+    const auto wrapped = static_cast<std::size_t>(dim < 0 ? dim + range : dim);
     if (chosen[wrapped])
       throw std::runtime_error("dim " + std::to_string(wrapped) + " appears multiple times in the list of dims");
     chosen[wrapped] = true;
@@ -73,6 +64,7 @@ void check_dtypes(DType source, DType result, Direction direction) {
 void check_shape(const TensorView& a, const TensorView& b) {
   if (a.rank != b.rank || !std::equal(a.sizes, a.sizes + a.rank, b.sizes))
     throw std::runtime_error("the tensors of one call must have the same shape");
+  if (a.rank > kMaxRank) throw std::runtime_error("a tensor has more than " + std::to_string(kMaxRank) + " dimensions");
 }
 
 void check_broadcast(const TensorView* tensor, const TensorView& source, const char* name) {
@@ -92,7 +84,7 @@ std::int64_t broadcast_stride(const TensorView* tensor, int rank, int d) {
   return own < 0 || tensor->sizes[own] == 1 ? 0 : tensor->strides[own];
 }
 
-Fused fused_of(const Fusion& fusion, const TensorView& source, Direction direction, const std::vector<bool>& chosen) {
+Fused fused_of(const Fusion& fusion, const TensorView& source, Direction direction, const DimSet& chosen) {
   Fused fused;
   check_broadcast(fusion.mask, source, "mask");
   fused.mask = fusion.mask != nullptr;
@@ -108,7 +100,7 @@ Fused fused_of(const Fusion& fusion, const TensorView& source, Direction directi
   fused.scale = fusion.scale;
   if (fusion.causal != Causal::none) {
     const int last = source.rank - 1;
-    if (source.rank < 2 || !chosen[last] || std::count(chosen.begin(), chosen.end(), true) > 1)
+    if (source.rank < 2 || !chosen[static_cast<std::size_t>(last)] || chosen.count() > 1)
       throw std::invalid_argument("causal needs two dimensions, and the last one as the only softmax dimension");
     fused.causal = true;
     if (fusion.causal == Causal::lower_right) fused.diagonal = source.sizes[last] - source.sizes[last - 1];
@@ -150,29 +142,43 @@ Problem make_problem(Operation operation, const TensorView& source, const Tensor
   problem.result = result.dtype;
   check_dtypes(source.dtype, result.dtype, problem.direction);
   if (grad && grad->dtype != source.dtype) throw std::runtime_error("grad_output and output must have the same dtype");
-  const std::vector<bool> chosen = softmax_dims(dims, source.rank);
+  const DimSet chosen = softmax_dims(dims, source.rank);
   problem.fused = fused_of(fusion, source, problem.direction, chosen);
   const TensorView* const bias = problem.fused.bias ? fusion.bias : nullptr;
   problem.misalignment = {misalignment_of(&source), misalignment_of(grad), misalignment_of(&result)};
 
-  Groups softmax, others;
-  for (int d = 0; d < source.rank; ++d) {
-    if (source.sizes[d] == 1) continue;
+  const auto is_softmax = [&](int d) { return chosen[static_cast<std::size_t>(d)]; };
+  const auto group_of = [&](int d) {
     Group group{source.sizes[d], {source.strides[d], grad ? grad->strides[d] : 0, result.strides[d]}};
     group.stride[kMask] = broadcast_stride(fusion.mask, source.rank, d);
     group.stride[kBias] = broadcast_stride(bias, source.rank, d);
     group.stride[kRow] = problem.fused.causal && d == source.rank - 2;
-    (chosen[d] ? softmax : others).push_back(group);
+    return group;
+  };
+  // The result decides which of two dimensions steps farther: it is what gets written, and torch lays it out densely.
+  const auto steps_farther = [&](int a, int b) {
+    if (result.strides[a] != result.strides[b]) return result.strides[a] > result.strides[b];
+    return source.strides[a] > source.strides[b];
+  };
+
+  // Dimensions by how far they step, farthest first, equal ones in their order. They are few, and mostly sorted.
+  std::array<int, kMaxRank> order;
+  int count = 0;
+  for (int d = 0; d < source.rank; ++d) {
+    if (source.sizes[d] == 1) continue;
+    int at = count++;
+    for (; at > 0 && steps_farther(d, order[at - 1]); --at) order[at] = order[at - 1];
+    order[at] = d;
   }
 
-  problem.dim = merge(softmax, "softmax");
-  Groups outer, inner;
-  for (const Group& group : others) {
-    const bool faster = !softmax.empty() && steps_farther(problem.dim.groups[problem.dim.rank - 1], group);
-    (faster ? inner : outer).push_back(group);
+  int fastest = -1;  // of the softmax dimensions
+  for (int i = 0; i < count; ++i)
+    if (is_softmax(order[i])) append(problem.dim, group_of(fastest = order[i]), "softmax");
+  for (int i = 0; i < count; ++i) {
+    if (is_softmax(order[i])) continue;
+    const bool inner = fastest >= 0 && steps_farther(fastest, order[i]);
+    append(inner ? problem.inner : problem.outer, group_of(order[i]), inner ? "inner" : "outer");
   }
-  problem.outer = merge(outer, "outer");
-  problem.inner = merge(inner, "inner");
   return problem;
 }
 
