@@ -1,9 +1,12 @@
 """Runs every CUDA kernel once on a small problem, for compute-sanitizer, and compares with float64 in passing."""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import ndsoftmax
 import torch
+from torch import Tensor
 
 # (shape, dim, regimes to force; None: the plan's own)
 PROBLEMS = [
@@ -22,25 +25,43 @@ PROBLEMS = [
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float64, None)]
 
 
+def fusions(x: Tensor, dims: tuple[int, ...]) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """What may be fused, a different part of it each time, and which elements are included then."""
+    everything = torch.ones(x.shape, dtype=torch.bool, device=x.device)
+    yield {}, everything
+    mask = torch.rand(x.shape, device=x.device) < 0.3
+    bias = torch.randn(x.shape[-1], device=x.device).to(x.dtype)
+    yield {"mask": mask, "scale": 0.5}, ~mask
+    yield {"where": ~mask[..., :1], "bias": bias}, (~mask[..., :1]).expand(x.shape)
+    if dims == (x.dim() - 1,):
+        yield {"causal": "lower_right", "bias": bias}, everything.tril(x.shape[-1] - x.shape[-2])
+
+
+def truth(x: Tensor, dims: tuple[int, ...], included: Tensor, fused: dict[str, Any], log: bool) -> Tensor:
+    z = x.double() * fused.get("scale", 1) + fused.get("bias", torch.zeros((), device=x.device)).double()
+    z = z.where(included, -torch.inf)
+    shifted = z - z.amax(dims, keepdim=True).nan_to_num(neginf=0)
+    y = shifted - shifted.exp().sum(dims, keepdim=True).clamp(min=1e-300).log()
+    return y if log else y.exp()
+
+
 def main() -> None:
     device = ndsoftmax._C.device("cuda")
     for shape, dim, regimes in PROBLEMS:
+        dims = dim if isinstance(dim, tuple) else (dim,)
         for regime in regimes:
             if regime == "cluster" and device.compute_capability < 90:
                 continue
             os.environ["NDSOFTMAX_REGIME"] = regime or ""
             for dtype, result in DTYPES:
-                x = torch.randn(shape, device="cuda").to(dtype)
-                dims = dim if isinstance(dim, tuple) else (dim,)
-                for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
-                    y = function(x, dim, result)
-                    shifted = x.double() - x.double().amax(dims, keepdim=True)
-                    truth = shifted - shifted.exp().sum(dims, keepdim=True).log()
-                    if function is ndsoftmax.softmax:
-                        truth = truth.exp()
-                    torch.testing.assert_close(y.double(), truth, rtol=1e-2, atol=1e-2)
-                    backward = getattr(ndsoftmax.ops, f"{function.__name__}_backward")
-                    backward(torch.ones_like(y), y, dim, x.dtype)
+                x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+                for fused, included in fusions(x.detach(), dims):
+                    for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
+                        y = function(x, dim, result, **fused)
+                        exact = truth(x.detach(), dims, included, fused, function is ndsoftmax.log_softmax)
+                        torch.testing.assert_close(y.detach().double(), exact, rtol=1e-2, atol=1e-2)
+                        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+                        assert grad.isfinite().all()
     print("every kernel ran")
 
 

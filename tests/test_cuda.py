@@ -148,3 +148,27 @@ def test_memory_of_another_stream_lives_until_it_is_read() -> None:
         outputs = [ndsoftmax.softmax(x, 1) for _ in range(8)]
     torch.cuda.current_stream().wait_stream(stream)
     assert all(torch.equal(y, outputs[0]) for y in outputs)
+
+
+def test_masks_are_not_expanded() -> None:
+    x = normal((64, 16, 128, 256))
+    mask = normal((64, 1, 1, 256)) > 0
+    bias = normal((128, 256))
+    ndsoftmax.softmax(x, mask=mask, bias=bias)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = ndsoftmax.softmax(x, mask=mask, bias=bias, causal=True, scale=0.5)
+    assert torch.cuda.max_memory_allocated() - before == y.numel() * y.element_size()
+
+
+def test_masked_calls_are_captured_in_a_graph() -> None:
+    x, mask = normal((32, 1000)), normal((32, 1000)) > 0
+    ndsoftmax.softmax(x, mask=mask)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ndsoftmax.softmax(x, mask=mask, causal=True, scale=2.0)
+    mask.logical_not_()
+    x.copy_(normal((32, 1000), seed=1))
+    graph.replay()
+    assert torch.equal(y, ndsoftmax.softmax(x, mask=mask, causal=True, scale=2.0))
