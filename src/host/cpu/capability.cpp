@@ -7,6 +7,10 @@
 #include "host/cpu/kernels.hpp"
 #include "host/cpu/launch.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace ndsoftmax::cpu {
 
 #define NDSOFTMAX_DECLARE_KERNELS(name)        \
@@ -35,8 +39,9 @@ Choice choose() {
     throw std::invalid_argument("NDSOFTMAX_CPU_CAPABILITY is '" + std::string(wanted) +
                                 "'; it may be avx512, avx2 or baseline");
 #if defined(__x86_64__)
-  const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  unsigned eax, ebx, ecx = 0, edx;  // Clang's __builtin_cpu_supports does not know f16c
+  const bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (has_avx512 && wanted != "avx2" && wanted != "baseline")

@@ -12,14 +12,6 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__AVX512F__)
-#define NDSOFTMAX_CPU_NAMESPACE avx512
-#elif defined(__AVX2__)
-#define NDSOFTMAX_CPU_NAMESPACE avx2
-#else
-#define NDSOFTMAX_CPU_NAMESPACE baseline
-#endif
-
 namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
 
 #if defined(__AVX512F__)

@@ -32,10 +32,14 @@ struct Cluster {
   std::atomic<unsigned> arrived{0};
 };
 
+struct Jump {
+  jmp_buf target;  // an array, which no vector can hold
+};
+
 struct Block {
   std::vector<Fiber> fibers;
   std::vector<ucontext_t> contexts;  // where fibers begin
-  std::vector<jmp_buf> jumps;        // where they go on: a jump needs no system call
+  std::vector<Jump> jumps;           // where they go on: a jump needs no system call
   std::vector<char> finished;
   std::vector<Warp> warps;
   std::vector<unsigned char> dynamic;
@@ -54,7 +58,7 @@ thread_local std::vector<std::unique_ptr<char[]>> stacks;  // kept from block to
 thread_local unsigned char base;  // marks the thread-local memory of a block: all of it lies at fixed distances
 
 void yield() {
-  if (_setjmp(block->jumps[block->running]) == 0) _longjmp(block->scheduler, 1);
+  if (_setjmp(block->jumps[block->running].target) == 0) _longjmp(block->scheduler, 1);
 }
 
 // Lets fiber `i` run until it yields.
@@ -64,7 +68,7 @@ void resume(unsigned i, bool first) {
   if (first)
     swapcontext(&block->scheduler_context, &block->contexts[i]);
   else
-    _longjmp(block->jumps[i], 1);
+    _longjmp(block->jumps[i].target, 1);
 }
 
 void wait(Barrier& barrier) {
@@ -84,13 +88,22 @@ void start() {
   yield();
 }
 
+// Not inlined: getcontext may return twice, as far as the compiler knows, to where a caller's variables have changed.
+[[gnu::noinline]] void prepare(ucontext_t& context, char* stack) {
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack;
+  context.uc_stack.ss_size = kStackBytes;
+  context.uc_link = nullptr;
+  makecontext(&context, start, 0);
+}
+
 void run_block(const cudaLaunchConfig_t& config, Cluster& cluster, unsigned index, unsigned rank, void (*body)(void*),
                void* context) {
   const unsigned threads = config.blockDim.x;
   Block here;
   here.fibers.resize(threads, Fiber{0, index, threads});
   here.contexts.resize(threads);
-  here.jumps = std::vector<jmp_buf>(threads);
+  here.jumps.resize(threads);
   here.finished.resize(threads);
   here.warps.resize((threads + kWarp - 1) / kWarp);
   here.dynamic.resize(config.dynamicSmemBytes + 16);
@@ -104,11 +117,7 @@ void run_block(const cudaLaunchConfig_t& config, Cluster& cluster, unsigned inde
     here.fibers[i].thread = i;
     ++here.warps[i / kWarp].barrier.expected;
     if (stacks.size() <= i) stacks.emplace_back(new char[kStackBytes]);
-    getcontext(&here.contexts[i]);
-    here.contexts[i].uc_stack.ss_sp = stacks[i].get();
-    here.contexts[i].uc_stack.ss_size = kStackBytes;
-    here.contexts[i].uc_link = nullptr;
-    makecontext(&here.contexts[i], start, 0);
+    prepare(here.contexts[i], stacks[i].get());
   }
   bool first = true;
   for (unsigned left = threads; left > 0; first = false) {
