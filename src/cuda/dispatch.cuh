@@ -87,7 +87,9 @@ template <typename Operation>
 Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers) {
   if constexpr (Operation::kFused) {
     const Fused& fused = problem.fused;
-    return {static_cast<const std::uint8_t*>(pointers.mask),
+    const auto* mask = static_cast<const std::uint8_t*>(pointers.mask);
+    return {mask,
+            mask + (mask ? extent(problem, kMask) : 0),
             pointers.bias,
             fused.bias_dtype != problem.source,
             fused.mask_includes,

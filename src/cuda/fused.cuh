@@ -9,58 +9,6 @@
 
 namespace ndsoftmax::cuda {
 
-// Bit k: whether byte k is not 0. Reads the aligned words that hold the N bytes.
-template <int N>
-__device__ __forceinline__ unsigned nonzero_bytes(const std::uint8_t* at) {
-  const auto address = reinterpret_cast<std::uintptr_t>(at);
-  const auto* words = reinterpret_cast<const unsigned*>(address & ~std::uintptr_t{3});
-  const unsigned shift = static_cast<unsigned>(address % 4 * 8);
-  unsigned bits = 0;
-#pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    const unsigned word = shift == 0 ? words[i] : __funnelshift_r(words[i], words[i + 1], shift);
-    const unsigned ones = ((((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) >> 7) & 0x01010101u;
-    bits |= (ones * 0x10204080u >> 28) << 4 * i;  // the product gathers the four bits at its top
-  }
-  return bits;
-}
-
-// Bit k: whether the mask has something else than 0 for element k, which lies k steps from `at`. Only elements whose
-// bit in `touchable` is set are read, and bytes next to those where `roomy`.
-template <int N>
-__device__ __forceinline__ unsigned mask_bits(const std::uint8_t* at, std::int64_t step, unsigned touchable,
-                                              bool roomy) {
-  if (touchable == 0) return 0;
-  if (step == 0) return *at != 0 ? touchable : 0;
-  if constexpr (N % 4 == 0)
-    if (step == 1 && roomy) return nonzero_bytes<N>(at);
-  unsigned bits = 0;
-#pragma unroll
-  for (int k = 0; k < N; ++k)
-    if (touchable >> k & 1) bits |= static_cast<unsigned>(at[k * step] != 0) << k;
-  return bits;
-}
-
-template <int N, typename T, typename Real>
-__device__ __forceinline__ void load_bias(const T* at, std::int64_t step, unsigned touchable, Real (&bias)[N]) {
-  constexpr int kAlignment = sizeof(T) * N < tuning::kVectorBytes ? sizeof(T) * N : tuning::kVectorBytes;
-  constexpr unsigned kAll = (1u << N) - 1;
-  if (touchable == 0) return;
-  if (step == 0) {
-    const Real value = widen(*at);
-#pragma unroll
-    for (int k = 0; k < N; ++k) bias[k] = value;
-  } else if (step == 1 && touchable == kAll && reinterpret_cast<std::uintptr_t>(at) % kAlignment == 0) {
-    const auto vector = Vec<T, N>::load(at);
-#pragma unroll
-    for (int k = 0; k < N; ++k) bias[k] = vector.widened(k);
-  } else {
-#pragma unroll
-    for (int k = 0; k < N; ++k)
-      if (touchable >> k & 1) bias[k] = widen(at[k * step]);
-  }
-}
-
 // The elements among first, …, first + N - 1 that lie in [0, end), as bits.
 template <int N, typename Index>
 __device__ __forceinline__ unsigned inside_bits(Index first, Index end) {
@@ -72,7 +20,7 @@ __device__ __forceinline__ unsigned inside_bits(Index first, Index end) {
   return bits;
 }
 
-// Of one launch. Steps are those along dim.
+// Of one launch.
 template <typename Operation, bool = Operation::kFused>
 struct Fusing {};
 
@@ -81,13 +29,19 @@ struct Fusing<Operation, true> {
   using Real = typename Operation::Real;
 
   const std::uint8_t* mask;  // null: none
-  const void* bias;          // null: none
-  bool bias_is_real;         // or else of the source's type
+  const std::uint8_t* mask_end;
+  const void* bias;   // null: none
+  bool bias_is_real;  // or else of the source's type
   bool mask_includes;
   bool causal;
   bool dead_rows_are_zero;
   Real scale;
   std::int64_t diagonal;
+};
+
+// Where the mask and the bias of neighbouring elements are: offsets of the first of them, and from one to the next.
+struct Line {
+  std::int64_t mask, mask_step, bias, bias_step;
 };
 
 // What a thread knows of N neighbouring elements beside their values.
@@ -96,31 +50,53 @@ struct Extras {
   __device__ __forceinline__ static constexpr bool include(int) { return true; }
 };
 
+// load() only loads, so that the loads of several vectors are under way together; resolve() looks at what has come, and
+// fetches element by element what no vector could. Both are given the same elements, those among the N whose bit in
+// `touchable` is set.
 template <typename Operation, int N>
-struct Extras<Operation, N, true> {
+class Extras<Operation, N, true> {
+ public:
   using Real = typename Operation::Real;
   using Source = typename Operation::Source;
   static constexpr bool kForward = Operation::kDirection == Direction::forward;
 
-  unsigned included = 0;
-  Real bias[kForward ? N : 1]{};
+  __device__ __forceinline__ bool include(int k) const { return included_ >> k & 1; }
 
-  __device__ __forceinline__ bool include(int k) const { return included >> k & 1; }
-
-  // `mask` and `bias`: offsets of the first element; steps lead from one to the next.
-  __device__ __forceinline__ void load(const Fusing<Operation>& fusing, std::int64_t mask, std::int64_t mask_step,
-                                       std::int64_t bias_at, std::int64_t bias_step, unsigned touchable, bool roomy) {
-    included = touchable;
+  __device__ __forceinline__ void load(const Fusing<Operation>& fusing, const Line& line, unsigned touchable) {
+    if (touchable == 0) return;
     if (fusing.mask != nullptr) {
-      const unsigned set = mask_bits<N>(fusing.mask + mask, mask_step, touchable, roomy);
-      included &= fusing.mask_includes ? set : ~set;
+      const std::uint8_t* const mask = fusing.mask + line.mask;
+      if (line.mask_step == 0) {
+        mask_[0] = *mask;
+      } else if (in_words(fusing, line)) {
+        const unsigned* const words = word_of(mask);
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) mask_[i] = words[i];
+        if (shift_of(mask) != 0) mask_[kWords] = words[kWords];
+      }
     }
     if constexpr (kForward) {
       if (fusing.bias == nullptr) return;
       if (sizeof(Source) == 2 && fusing.bias_is_real)
-        load_bias(static_cast<const Real*>(fusing.bias) + bias_at, bias_step, touchable, bias);
+        load_bias(static_cast<const Real*>(fusing.bias) + line.bias, line, touchable);
       else
-        load_bias(static_cast<const Source*>(fusing.bias) + bias_at, bias_step, touchable, bias);
+        load_bias(static_cast<const Source*>(fusing.bias) + line.bias, line, touchable);
+    }
+  }
+
+  __device__ __forceinline__ void resolve(const Fusing<Operation>& fusing, const Line& line, unsigned touchable) {
+    included_ = touchable;
+    if (touchable == 0) return;
+    if (fusing.mask != nullptr) {
+      const unsigned set = mask_bits(fusing, line, touchable);
+      included_ &= fusing.mask_includes ? set : ~set;
+    }
+    if constexpr (kForward) {
+      if (fusing.bias == nullptr) return;
+      if (sizeof(Source) == 2 && fusing.bias_is_real)
+        resolve_bias(static_cast<const Real*>(fusing.bias) + line.bias, line, touchable);
+      else
+        resolve_bias(static_cast<const Source*>(fusing.bias) + line.bias, line, touchable);
     }
   }
 
@@ -128,10 +104,83 @@ struct Extras<Operation, N, true> {
                                                            int k) const {
     if (!include(k)) return Operation::nothing();
     if constexpr (kForward)
-      return Operation::term(source * fusing.scale + bias[k], 0);
+      return Operation::term(source * fusing.scale + bias_[k], 0);
     else
       return Operation::term(source, grad * fusing.scale);
   }
+
+ private:
+  static constexpr int kWords = N / 4;  // of a mask, and one more where it does not start with a word
+
+  __device__ __forceinline__ static unsigned shift_of(const std::uint8_t* at) {
+    return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(at) % 4 * 8);
+  }
+  __device__ __forceinline__ static const unsigned* word_of(const std::uint8_t* at) {
+    return reinterpret_cast<const unsigned*>(reinterpret_cast<std::uintptr_t>(at) & ~std::uintptr_t{3});
+  }
+
+  // Whether the bytes are read as the words they lie in, which must not reach out of the mask.
+  __device__ __forceinline__ static bool in_words(const Fusing<Operation>& fusing, const Line& line) {
+    if (kWords == 0 || line.mask_step != 1) return false;
+    const std::uint8_t* const mask = fusing.mask + line.mask;
+    const auto* const first = reinterpret_cast<const std::uint8_t*>(word_of(mask));
+    return first >= fusing.mask && first + 4 * (kWords + (shift_of(mask) != 0)) <= fusing.mask_end;
+  }
+
+  // Bit k: whether the mask of element k is not 0.
+  __device__ __forceinline__ unsigned mask_bits(const Fusing<Operation>& fusing, const Line& line,
+                                                unsigned touchable) const {
+    const std::uint8_t* const mask = fusing.mask + line.mask;
+    if (line.mask_step == 0) return mask_[0] != 0 ? ~0u : 0u;
+    unsigned bits = 0;
+    if (in_words(fusing, line)) {
+      const unsigned shift = shift_of(mask);
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const unsigned word = shift == 0 ? mask_[i] : __funnelshift_r(mask_[i], mask_[i + 1], shift);
+        const unsigned ones = ((((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) >> 7) & 0x01010101u;
+        bits |= (ones * 0x10204080u >> 28) << 4 * i;  // the product gathers four bits at its top
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (touchable >> k & 1) bits |= static_cast<unsigned>(mask[k * line.mask_step] != 0) << k;
+    }
+    return bits;
+  }
+
+  template <typename T>
+  __device__ __forceinline__ static bool is_vector(const T* at, const Line& line, unsigned touchable) {
+    constexpr int kBytes = sizeof(T) * N < tuning::kVectorBytes ? sizeof(T) * N : tuning::kVectorBytes;
+    return line.bias_step == 1 && touchable == (1u << N) - 1 && reinterpret_cast<std::uintptr_t>(at) % kBytes == 0;
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void load_bias(const T* at, const Line& line, unsigned touchable) {
+    if (line.bias_step == 0) {
+      bias_[0] = widen(*at);
+    } else if (is_vector(at, line, touchable)) {
+      const auto vector = Vec<T, N>::load(at);
+#pragma unroll
+      for (int k = 0; k < N; ++k) bias_[k] = vector.widened(k);
+    }
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void resolve_bias(const T* at, const Line& line, unsigned touchable) {
+    if (line.bias_step == 0) {
+#pragma unroll
+      for (int k = 1; k < N; ++k) bias_[k] = bias_[0];
+    } else if (!is_vector(at, line, touchable)) {
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (touchable >> k & 1) bias_[k] = widen(at[k * line.bias_step]);
+    }
+  }
+
+  unsigned included_ = 0;
+  unsigned mask_[kWords + 1];
+  Real bias_[kForward ? N : 1]{};
 };
 
 }  // namespace ndsoftmax::cuda

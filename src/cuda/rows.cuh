@@ -111,6 +111,8 @@ class FusedRow {
 
   template <int N>
   __device__ __forceinline__ void load(Index, Extras<Operation, N>&) const {}
+  template <int N>
+  __device__ __forceinline__ void resolve(Index, Extras<Operation, N>&) const {}
 
   template <int N>
   __device__ __forceinline__ static typename Operation::Term term(const Extras<Operation, N>&,
@@ -129,7 +131,7 @@ class FusedRow<Operation, Index, true> {
   FusedRow() = default;
   __device__ __forceinline__ FusedRow(const RowArguments<Operation>& arguments, const Offsets<kOperands>& offset,
                                       Index dim)
-      : arguments_(&arguments), mask_(offset.at[kMask]), bias_(offset.at[kBias]), dim_(dim), reach_(dim) {
+      : arguments_(&arguments), mask_(offset.at[kMask]), bias_(offset.at[kBias]), reach_(dim) {
     if (!arguments.fusing.causal) return;
     const std::int64_t reach = offset.at[kRow] + arguments.fusing.diagonal + 1;
     reach_ = reach < dim ? static_cast<Index>(reach > 0 ? reach : 0) : dim;
@@ -139,10 +141,11 @@ class FusedRow<Operation, Index, true> {
 
   template <int N>
   __device__ __forceinline__ void load(Index first, Extras<Operation, N>& extras) const {
-    const std::int64_t mask_step = arguments_->mask_step, bias_step = arguments_->bias_step;
-    const bool roomy = first >= 4 && first + N + 4 <= dim_;  // the words around are of the row, too
-    extras.load(arguments_->fusing, mask_ + first * mask_step, mask_step, bias_ + first * bias_step, bias_step,
-                inside_bits<N>(first, reach_), roomy);
+    extras.load(arguments_->fusing, line(first), inside_bits<N>(first, reach_));
+  }
+  template <int N>
+  __device__ __forceinline__ void resolve(Index first, Extras<Operation, N>& extras) const {
+    extras.resolve(arguments_->fusing, line(first), inside_bits<N>(first, reach_));
   }
 
   template <int N>
@@ -153,9 +156,14 @@ class FusedRow<Operation, Index, true> {
   }
 
  private:
+  __device__ __forceinline__ Line line(Index first) const {
+    const std::int64_t mask_step = arguments_->mask_step, bias_step = arguments_->bias_step;
+    return {mask_ + first * mask_step, mask_step, bias_ + first * bias_step, bias_step};
+  }
+
   const RowArguments<Operation>* arguments_;
   std::int64_t mask_, bias_;
-  Index dim_, reach_;
+  Index reach_;
 };
 
 template <typename Operation, typename Index>
@@ -195,9 +203,6 @@ class Row {
   template <int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
     end = end < fused_.reach() ? end : fused_.reach();
-#pragma unroll
-    for (int item = 0; item < kVectors; ++item)
-      if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
     if (vectors_only_) {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
@@ -215,9 +220,13 @@ class Row {
         if constexpr (kBackward) raw[i / kVector].grad.insert(i % kVector, grad_ + at);
       }
     }
+#pragma unroll
+    for (int item = 0; item < kVectors; ++item)
+      if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
   }
 
-  __device__ __forceinline__ void terms(const Raw& raw, Index first, Term* terms) const {
+  __device__ __forceinline__ void terms(Raw& raw, Index first, Term* terms) const {
+    if (first < dim_) fused_.resolve(first, raw.extras);
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
       terms[k] = fused_.term(raw.extras, raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0, k);

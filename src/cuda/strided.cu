@@ -69,14 +69,21 @@ class Columns {
   __device__ __forceinline__ Raw load(Index base, int item) const {
     const OffsetsOf offset = offset_of(base, item);
     Raw raw;
-    if constexpr (Operation::kFused)
-      if (!load_extras(element(base, item), offset, raw.extras)) return raw;
+    if constexpr (Operation::kFused) {
+      const unsigned reached = reached_by(element(base, item), offset);
+      if (reached == 0) return raw;
+      raw.extras.load(arguments_.fusing, line(offset), reached);
+    }
     raw.source = Vec<Source, kVector>::load(source_ + offset.at[kSource]);
     if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(grad_ + offset.at[kGrad]);
     return raw;
   }
 
-  __device__ __forceinline__ void terms(const Raw& raw, bool exists, Term* terms) const {
+  __device__ __forceinline__ void terms(Raw& raw, Index base, int item, bool exists, Term* terms) const {
+    if constexpr (Operation::kFused) {
+      const OffsetsOf offset = offset_of(base, item);
+      if (exists) raw.extras.resolve(arguments_.fusing, line(offset), reached_by(element(base, item), offset));
+    }
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
       const typename Operation::Real source = raw.source.widened(k), grad = kBackward ? raw.grad.widened(k) : 0;
@@ -106,21 +113,25 @@ class Columns {
     return offset;
   }
 
-  // False where all of these elements are past the diagonal: then nothing of them is read.
-  __device__ __forceinline__ bool load_extras(Index number, OffsetsOf offset,
-                                              Extras<Operation, kVector>& extras) const {
-    const Fusing<Operation>& fusing = arguments_.fusing;
-    const auto& step = arguments_.inner_axis.groups[kVector > 1 ? arguments_.inner_axis.rank - 1 : 0].stride;
-    offset += first_;
+  // The columns, as bits, in which an element of this number is not past the diagonal.
+  __device__ __forceinline__ unsigned reached_by(Index number, const OffsetsOf& offset) const {
     unsigned reached = (1u << kVector) - 1;
-    if (fusing.causal) {
+    if (!arguments_.fusing.causal) return reached;
 #pragma unroll
-      for (int k = 0; k < kVector; ++k)
-        if (number > offset.at[kRow] + k * step[kRow] + fusing.diagonal) reached &= ~(1u << k);
+    for (int k = 0; k < kVector; ++k) {
+      const std::int64_t row = first_.at[kRow] + offset.at[kRow] + k * across()[kRow];
+      if (number > row + arguments_.fusing.diagonal) reached &= ~(1u << k);
     }
-    const bool aligned = reinterpret_cast<std::uintptr_t>(fusing.mask + offset.at[kMask]) % kVector == 0;
-    extras.load(fusing, offset.at[kMask], step[kMask], offset.at[kBias], step[kBias], reached, aligned);
-    return reached != 0;
+    return reached;
+  }
+
+  __device__ __forceinline__ Line line(const OffsetsOf& offset) const {
+    return {first_.at[kMask] + offset.at[kMask], across()[kMask], first_.at[kBias] + offset.at[kBias], across()[kBias]};
+  }
+
+  // From one of the thread's columns to the next.
+  __device__ __forceinline__ const std::int64_t* across() const {
+    return arguments_.inner_axis.groups[kVector > 1 ? arguments_.inner_axis.rank - 1 : 0].stride;
   }
 
   const StridedArguments<Operation>& arguments_;
@@ -183,7 +194,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock, tuning::kStridedMinB
 #pragma unroll
   for (int item = 0; item < kItems; ++item) {
     if (item >= arguments.live) break;
-    columns.terms(raw[item], has(item), terms + item * kVector);
+    columns.terms(raw[item], 0, item, has(item), terms + item * kVector);
   }
 
   typename Operation::State held[kVector], whole[kVector];
@@ -232,7 +243,8 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
       load(base, raw);
       Term terms[kUnroll * kVector];
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) columns.terms(raw[i], columns.has(base, i, part.end), terms + i * kVector);
+      for (int i = 0; i < kUnroll; ++i)
+        columns.terms(raw[i], base, i, columns.has(base, i, part.end), terms + i * kVector);
 #pragma unroll
       for (int k = 0; k < kVector; ++k) Operation::template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
     }
@@ -267,7 +279,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
     for (int j = 0; j < kUnroll; ++j) {
       if (!columns.has(base, j, part.end)) continue;
       Term terms[kVector];
-      columns.terms(raw[j], true, terms);
+      columns.terms(raw[j], base, j, true, terms);
       columns.store(base, j, [&](int k) { return finish[k].again(terms[k], raw[j].extras.include(k)); });
     }
   }

@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
       const int element = item * kLanes + lane, at = row * dim + element;
       if (exists && element < dim) {
         fused.load(element, extras[item]);
+        fused.resolve(element, extras[item]);
         terms[item] = fused.term(extras[item], widen(source[at]), kBackward ? widen(grad[at]) : 0, 0);
       } else {
         terms[item] = Operation::nothing();

@@ -131,7 +131,8 @@ struct Fused {
     if (!coin() || fusion.causal == Causal::none) {
       const Ints sizes = some_of(c.sizes);
       mask.emplace(sizes, contiguous(sizes), DType::float16, random_bits() % 5);  // whose bytes are the mask's
-      for (unsigned char& byte : mask->bytes) byte = random_bits() % 3 == 0 ? 1 + random_bits() % 255 : 0;
+      for (unsigned char& byte : mask->bytes)
+        byte = static_cast<unsigned char>(random_bits() % 3 == 0 ? 1 + random_bits() % 255 : 0);
       mask_view = mask->view();
       mask_view.data = static_cast<unsigned char*>(mask_view.data) - random_bits() % 8;
       fusion.mask = &mask_view;

@@ -60,15 +60,20 @@ struct Statistics {
 // What a row's elements get that get nothing from a kernel.
 enum class Filling : std::uint8_t { zero, minus_infinity, nan };
 
-// `count` neighbouring elements, as bits.
+// `count` neighbouring elements, by their bits.
 void fill(void* to, DType dtype, std::int64_t count, Filling filling) {
-  static constexpr std::uint64_t kBits[][4] = {
-      {0, 0, 0, 0}, {0xfc00, 0xff80, 0xff800000, 0xfff0000000000000}, {0x7e00, 0x7fc0, 0x7fc00000, 0x7ff8000000000000}};
-  const std::uint64_t bits = kBits[static_cast<int>(filling)][static_cast<int>(dtype)];
-  switch (size_of(dtype)) {
-    case 2: std::fill_n(static_cast<std::uint16_t*>(to), count, static_cast<std::uint16_t>(bits)); break;
-    case 4: std::fill_n(static_cast<std::uint32_t*>(to), count, static_cast<std::uint32_t>(bits)); break;
-    default: std::fill_n(static_cast<std::uint64_t*>(to), count, bits);
+  const auto with = [&](auto minus_infinity, auto nan) {
+    using Bits = decltype(nan);
+    std::fill_n(static_cast<Bits*>(to), count,
+                filling == Filling::zero  ? Bits{0}
+                : filling == Filling::nan ? nan
+                                          : minus_infinity);
+  };
+  switch (dtype) {
+    case DType::float16: return with(std::uint16_t{0xfc00}, std::uint16_t{0x7e00});
+    case DType::bfloat16: return with(std::uint16_t{0xff80}, std::uint16_t{0x7fc0});
+    case DType::float32: return with(std::uint32_t{0xff800000}, std::uint32_t{0x7fc00000});
+    case DType::float64: return with(std::uint64_t{0xfff0000000000000}, std::uint64_t{0x7ff8000000000000});
   }
 }
 
