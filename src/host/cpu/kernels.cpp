@@ -211,6 +211,25 @@ void write(Element* to, Vector<Real> value, int count) {
   write_first<Real>(to, value, count);
 }
 
+// Writes what body(offset, count) returns for each vector of a row. Computing a value and rounding it to 16 bits is a
+// chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
+template <typename Real, typename Result, typename Body>
+void write_row(std::int64_t dim, Result* result, const Body& body) {
+  constexpr std::int64_t kStage = 512;
+  if (sizeof(Result) == sizeof(Real) || dim < kStage / 2) {
+    for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) { write<Real>(result + i, body(i, count), count); });
+    return;
+  }
+  alignas(kVectorBytes) Real stage[kStage];
+  for (std::int64_t first = 0; first < dim; first += kStage) {
+    const std::int64_t size = dim - first < kStage ? dim - first : kStage;
+    for_vectors<Real>(size, [&](std::int64_t i, int, auto count) { store(stage + i, body(first + i, count)); });
+    for_vectors<Real>(size, [&](std::int64_t i, int, auto count) {
+      write<Real>(result + first + i, load<Vector<Real>>(stage + i), count);
+    });
+  }
+}
+
 // Copies a row to the tile, in whole vectors; its maximum comes back in every lane.
 template <typename Real, typename Source>
 Vector<Real> row_load(std::int64_t dim, const Source* source, Real* tile) {
@@ -300,9 +319,9 @@ template <Operation operation, typename Real, typename Source, typename Result>
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
   const Vector<Real> factor = factor_of<operation, Real>(broadcast(sum));
-  for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) {
+  write_row<Real>(dim, to, [&](std::int64_t i, auto count) {
     const Vector<Real> shifted = read<Real>(from + i, count, Real(0)) - max;
-    write<Real>(to + i, operation == Operation::softmax ? exp<Real>(shifted) * factor : shifted - factor, count);
+    return operation == Operation::softmax ? exp<Real>(shifted) * factor : shifted - factor;
   });
 }
 
@@ -319,10 +338,10 @@ Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* out
 template <Operation operation, typename Real, typename Source, typename Result, typename Fetch>
 void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result,
                   const Fetch& fetch) {
-  for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) {
+  write_row<Real>(dim, result, [&](std::int64_t i, auto count) {
     fetch(i);
     const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
-    write<Real>(result + i, gradient_of<operation, Real>(g, y, sum), count);
+    return gradient_of<operation, Real>(g, y, sum);
   });
 }
 

@@ -232,17 +232,15 @@ class Launch {
     close(view, tile, part);
   }
 
-  // One thread goes through all parts of a tile's rows; backwards the second time, because what it has read last is
-  // what caches still hold.
+  // One thread goes through all parts of a tile's rows.
   void in_parts(std::int64_t tile) const {
     std::array<MaxSum<double>, kWidestPart> total;
     total.fill(identity());
     for (std::int64_t part = 0; part < tiling_.parts(); ++part) part_statistics(tile, part, total.data());
-    for (std::int64_t part = tiling_.parts(); part-- > 0;) finish_part(tile, part, total.data());
+    for (std::int64_t part = 0; part < tiling_.parts(); ++part) finish_part(tile, part, total.data());
   }
 
-  // All threads share the parts; the statistics are combined in their order, whoever computed them. Backwards the second
-  // time, as in_parts.
+  // All threads share the parts; the statistics are combined in their order, whoever computed them.
   void shared() const {
     const std::int64_t parts = tiling_.parts(), period = tiling_.period, tasks = tiling_.tiles() * parts;
     std::vector<MaxSum<double>> statistics(static_cast<std::size_t>(tasks * period), identity());
@@ -253,8 +251,8 @@ class Launch {
       MaxSum<double>* total = &statistics[static_cast<std::size_t>(tile * parts * period)];
       for (std::int64_t i = period; i < parts * period; ++i) total[i % period].combine(total[i]);
     });
-    parallel_for(tasks, threads_, [&](std::int64_t i) {
-      const std::int64_t task = tasks - 1 - i, tile = task / parts;
+    parallel_for(tasks, threads_, [&](std::int64_t task) {
+      const std::int64_t tile = task / parts;
       finish_part(tile, task % parts, &statistics[static_cast<std::size_t>(tile * parts * period)]);
     });
   }
