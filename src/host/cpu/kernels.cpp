@@ -410,6 +410,29 @@ void sum_band(std::int64_t dim, Vector<Real> (&sum)[vectors], const Body& body) 
   }
 }
 
+// Writes what body(row, column offset in the band, chain) returns for each vector of a band; in two steps, as write_row.
+template <typename Real, int vectors, typename Result, typename Count, typename Body>
+void write_band(std::int64_t dim, std::int64_t stride, Result* result, Count count, const Body& body) {
+  if constexpr (sizeof(Result) == sizeof(Real)) {
+    for_band<Real, vectors>(0, dim, [&](std::int64_t row, int offset, int chain) {
+      write<Real>(result + row * stride + offset, body(row, offset, chain), count);
+    });
+  } else {
+    constexpr std::int64_t kRows = 8;
+    constexpr int band = vectors * kLanes<Real>;
+    alignas(kVectorBytes) Real stage[kRows * band];
+    for (std::int64_t first = 0; first < dim; first += kRows) {
+      const std::int64_t rows = dim - first < kRows ? dim - first : kRows;
+      for_band<Real, vectors>(0, rows, [&](std::int64_t row, int offset, int chain) {
+        store(stage + row * band + offset, body(first + row, offset, chain));
+      });
+      for_band<Real, vectors>(0, rows, [&](std::int64_t row, int offset, int) {
+        write<Real>(result + (first + row) * stride + offset, load<Vector<Real>>(stage + row * band + offset), count);
+      });
+    }
+  }
+}
+
 // Columns that belong together are reduced to the first of them, which all then repeat.
 template <typename Real, typename Reduce>
 void fold(std::int64_t width, std::int64_t period, Real* values, const Reduce& reduce) {
@@ -469,14 +492,15 @@ template <Operation operation, typename Real, typename Source, typename Result>
           return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
                                              read<Real>(y + row * source_stride + at, count, Real(0)));
         });
-        for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+        const auto gradient = [&](std::int64_t row, int offset, int chain) {
           const std::int64_t at = column + offset;
-          const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
-          const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
-          write<Real>(to + row * result_stride + at, gradient_of<operation, Real>(gs, ys, sum[chain]), count);
           __builtin_prefetch(g + row * grad_stride + at + band);
           __builtin_prefetch(y + row * source_stride + at + band);
-        });
+          const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
+          const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
+          return gradient_of<operation, Real>(gs, ys, sum[chain]);
+        };
+        write_band<Real, vectors>(columns.dim, result_stride, to + column, count, gradient);
       });
 }
 
@@ -529,15 +553,14 @@ template <Operation operation, bool after_begin, typename Real, typename Source,
                       shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
                       factor[v] = factor_of<operation, Real>(load<Vector<Real>>(sum + column + v * kLanes<Real>));
                     }
-                    for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+                    const auto epilogue = [&](std::int64_t row, int offset, int chain) {
                       const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
-                      Vector<Real> y;
                       if constexpr (operation == Operation::log_softmax)
-                        y = (x - shift[chain]) - factor[chain];
+                        return (x - shift[chain]) - factor[chain];
                       else
-                        y = (after_begin ? x : exp<Real>(x - shift[chain])) * factor[chain];
-                      write<Real>(to + row * columns.stride[kResult] + column + offset, y, count);
-                    });
+                        return (after_begin ? x : exp<Real>(x - shift[chain])) * factor[chain];
+                    };
+                    write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, epilogue);
                   });
 }
 
@@ -566,14 +589,13 @@ template <Operation operation, typename Real, typename Source, typename Result>
       columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
         Vector<Real> total[vectors];
         for (int v = 0; v < vectors; ++v) total[v] = load<Vector<Real>>(sum + column + v * kLanes<Real>);
-        for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+        const auto gradient = [&](std::int64_t row, int offset, int chain) {
           const std::int64_t at = column + offset;
-          write<Real>(to + row * columns.stride[kResult] + at,
-                      gradient_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
-                                                   read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)),
-                                                   total[chain]),
-                      count);
-        });
+          return gradient_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
+                                              read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)),
+                                              total[chain]);
+        };
+        write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, gradient);
       });
 }
 
