@@ -213,20 +213,31 @@ void write(Element* to, Vector<Real> value, int count) {
 
 // Writes what body(offset, count) returns for each vector of a row. Computing a value and rounding it to 16 bits is a
 // chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
+// streamed: past the caches (see Rows).
 template <typename Real, typename Result, typename Body>
-void write_row(std::int64_t dim, Result* result, const Body& body) {
+void write_row(std::int64_t dim, Result* result, bool streamed, const Body& body) {
   constexpr std::int64_t kStage = 512;
-  if (sizeof(Result) == sizeof(Real) || dim < kStage / 2) {
+  constexpr int lanes = kLanes<Real>;
+  if (dim < kStage / 2 || (sizeof(Result) == sizeof(Real) && !streamed)) {
     for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) { write<Real>(result + i, body(i, count), count); });
     return;
   }
   alignas(kVectorBytes) Real stage[kStage];
-  for (std::int64_t first = 0; first < dim; first += kStage) {
-    const std::int64_t size = dim - first < kStage ? dim - first : kStage;
+  const std::int64_t misaligned = streamed ? reinterpret_cast<std::uintptr_t>(result) / sizeof(Result) % lanes : 0;
+  for (std::int64_t first = 0, size = kStage - misaligned; first < dim; first += size, size = kStage) {
+    if (size > dim - first) size = dim - first;
     for_vectors<Real>(size, [&](std::int64_t i, int, auto count) { store(stage + i, body(first + i, count)); });
-    for_vectors<Real>(size, [&](std::int64_t i, int, auto count) {
-      write<Real>(result + first + i, load<Vector<Real>>(stage + i), count);
-    });
+    Result* const to = result + first;
+    if (streamed) {
+      std::int64_t i = first == 0 && misaligned > 0 ? lanes - misaligned : 0;
+      write_first<Real>(to, load<Vector<Real>>(stage), static_cast<int>(i));
+      for (; i + lanes <= size; i += lanes) stream(to + i, Convert<Result>::narrow(load<Vector<Real>>(stage + i)));
+      if (i < size) write_first<Real>(to + i, load<Vector<Real>>(stage + i), static_cast<int>(size - i));
+    } else {
+      for_vectors<Real>(size, [&](std::int64_t i, int, auto count) {
+        write<Real>(to + i, load<Vector<Real>>(stage + i), count);
+      });
+    }
   }
 }
 
@@ -319,7 +330,7 @@ template <Operation operation, typename Real, typename Source, typename Result>
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
   const Vector<Real> factor = factor_of<operation, Real>(broadcast(sum));
-  write_row<Real>(dim, to, [&](std::int64_t i, auto count) {
+  write_row<Real>(dim, to, false, [&](std::int64_t i, auto count) {
     const Vector<Real> shifted = read<Real>(from + i, count, Real(0)) - max;
     return operation == Operation::softmax ? exp<Real>(shifted) * factor : shifted - factor;
   });
@@ -337,8 +348,8 @@ Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* out
 
 template <Operation operation, typename Real, typename Source, typename Result, typename Fetch>
 void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result,
-                  const Fetch& fetch) {
-  write_row<Real>(dim, result, [&](std::int64_t i, auto count) {
+                  bool streamed, const Fetch& fetch) {
+  write_row<Real>(dim, result, streamed, [&](std::int64_t i, auto count) {
     fetch(i);
     const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
     return gradient_of<operation, Real>(g, y, sum);
@@ -352,7 +363,7 @@ template <Operation operation, typename Real, typename Source, typename Result>
   for (std::int64_t row = 0; row < rows.count; ++row) {
     const Source *const next_g = g + rows.stride[kGrad], *const next_y = y + rows.stride[kSource];
     const Vector<Real> sum = row_product<operation, Real>(rows.dim, g, y);
-    row_gradient<operation, Real>(rows.dim, g, y, sum, to, [&](std::int64_t i) {
+    row_gradient<operation, Real>(rows.dim, g, y, sum, to, rows.streamed, [&](std::int64_t i) {
       __builtin_prefetch(next_g + i);
       __builtin_prefetch(next_y + i);
     });
@@ -360,6 +371,7 @@ template <Operation operation, typename Real, typename Source, typename Result>
     y = next_y;
     to += rows.stride[kResult];
   }
+  if (rows.streamed) fence();
 }
 
 template <Operation operation, typename Real, typename Source>
@@ -368,9 +380,10 @@ template <Operation operation, typename Real, typename Source>
 }
 
 template <Operation operation, typename Real, typename Source, typename Result>
-[[gnu::flatten]] void row_gradients(std::int64_t dim, const void* grad, const void* output, Real sum, void* result) {
-  row_gradient<operation, Real>(dim, static_cast<const Source*>(grad), static_cast<const Source*>(output),
-                                broadcast(sum), static_cast<Result*>(result), [](std::int64_t) {});
+[[gnu::flatten]] void row_gradients(const Rows& part, const void* grad, const void* output, Real sum, void* result) {
+  row_gradient<operation, Real>(part.dim, static_cast<const Source*>(grad), static_cast<const Source*>(output),
+                                broadcast(sum), static_cast<Result*>(result), part.streamed, [](std::int64_t) {});
+  if (part.streamed) fence();
 }
 
 // ------------------------------------------------------------------------------------------------ columns

@@ -37,6 +37,24 @@ void request_large_pages([[maybe_unused]] void* result, [[maybe_unused]] std::in
 #endif
 }
 
+// To write past the caches spares reading what is overwritten. It pays where reading is what takes the time (backward),
+// where lines are written whole (long rows), and where the last cache could not hold the operands anyway.
+constexpr std::int64_t kStreamedDim = 4096;
+
+std::int64_t last_cache_bytes() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  static const std::int64_t bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (bytes > 0) return bytes;
+#endif
+  return 32 << 20;
+}
+
+bool is_streamed(const Problem& problem) {
+  const std::int64_t bytes_per_element = 2 * size_of(problem.source) + size_of(problem.result);
+  return problem.direction == Direction::backward && problem.dim.size >= kStreamedDim &&
+         problem.elements() * bytes_per_element > last_cache_bytes();
+}
+
 // What a thread works in; kept, because fresh memory costs more than the work on it.
 template <typename Real>
 struct Scratch {
@@ -91,6 +109,7 @@ class Launch {
         source_(source),
         grad_(grad),
         result_(result),
+        streamed_(is_streamed(problem)),
         threads_(problem.elements() < kSerialElements ? 1 : device.threads) {}
 
   void run(bool spread) const {
@@ -174,7 +193,7 @@ class Launch {
   void whole_rows(Range rows) const {
     const Group* groups = tiling_.positions.data();
     for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t, std::int64_t count) {
-      const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank)};
+      const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank), streamed_};
       const void* source = source_at(at[kSource]);
       void* result = result_at(at[kResult]);
       if (forward())
@@ -221,7 +240,7 @@ class Launch {
       if (forward())
         typed_.row_finish(dim.size(), source, max[0], sum[0], result);
       else
-        typed_.row_gradient(dim.size(), grad_at(at[kGrad]), source, sum[0], result);
+        typed_.row_gradient({.dim = dim.size(), .streamed = streamed_}, grad_at(at[kGrad]), source, sum[0], result);
       return;
     }
     const View view = open(tile, part);
@@ -365,6 +384,7 @@ class Launch {
   const void* const source_;
   const void* const grad_;
   void* const result_;
+  const bool streamed_;
   const int threads_;
 };
 
