@@ -1,10 +1,11 @@
 """How fast softmax is on the CPU, beside torch and beside a copy, forward and backward.
 
 ndsoftmax, torch and the copy take turns in one process with the same threads, so that a disturbance meets them alike;
-of the turns, the median counts, and the fastest stands beside it. Each call allocates its result, as users call it
+of the turns, the median counts, and the fastest and the median time of the processor stand beside it. Each call allocates its result, as users call it
 (the copy is `x.clone()`), unless --preallocated gives all of them the same memory (the copy is `y.copy_(x)`).
 
-× torch = torch's time / ours, and × min that of the fastest turns.
+× torch = torch's time / ours; × min is that of the fastest turns; × cpu is that of the time that all threads of the
+process spent, which other processes on the machine disturb less.
 frac = the copy's time / ours; backward reads two tensors and writes one, so there the copy counts 1.5 times.
 
 example: python benchmarks/cpu.py --threads 1 2 --dtype float32 bfloat16 --csv results/cpu.csv --plot results/cpu.png
@@ -19,6 +20,7 @@ import importlib.util
 import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +43,7 @@ Launch = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Row:
-    """The seconds of each turn, by name."""
+    """The seconds of each turn, by name: on the clock, and of the processor."""
 
     case: Case
     dtype: str
@@ -49,6 +51,7 @@ class Row:
     direction: str
     threads: int
     turns: dict[str, list[float]]
+    cpu_turns: dict[str, list[float]]
 
     def median(self, name: str) -> float:
         return statistics.median(self.turns[name])
@@ -60,6 +63,10 @@ class Row:
     @property
     def fastest_ratio(self) -> float:
         return min(self.turns["torch"]) / min(self.turns["ndsoftmax"])
+
+    @property
+    def cpu_ratio(self) -> float:
+        return statistics.median(self.cpu_turns["torch"]) / statistics.median(self.cpu_turns["ndsoftmax"])
 
     @property
     def frac(self) -> float:
@@ -106,10 +113,16 @@ def measure(case: Case, dtype: str, operation: str, direction: str, preallocated
     times = {name: math.ceil(TURN_SECONDS / clock_seconds(call, 1)) for name, call in calls.items()}
     gc.collect()
     gc.disable()
-    turns = [{name: clock_seconds(call, times[name]) for name, call in calls.items()} for _ in range(repeats)]
+    turns = [{name: both_clocks(call, times[name]) for name, call in calls.items()} for _ in range(repeats)]
     gc.enable()
-    by_name = {name: [turn[name] for turn in turns] for name in calls}
-    return Row(case, dtype, operation, direction, torch.get_num_threads(), by_name)
+    clock, cpu = ({name: [turn[name][i] for turn in turns] for name in calls} for i in range(2))
+    return Row(case, dtype, operation, direction, torch.get_num_threads(), clock, cpu)
+
+
+def both_clocks(call: Launch, times: int) -> tuple[float, float]:
+    cpu = time.process_time()
+    clock = clock_seconds(call, times)
+    return clock, (time.process_time() - cpu) / times
 
 
 # ---- reporting ------------------------------------------------------------------------------------------------------
@@ -117,20 +130,22 @@ def measure(case: Case, dtype: str, operation: str, direction: str, preallocated
 
 def print_titles(width: int) -> None:
     times = "".join(f"{name + ' µs':>14}" for name in NAMES)
-    print(f"{'shape':<{width}} dim  {'dtype':<9}{'direction':<9}{times}{'× torch':>9}{'× min':>7}{'frac':>7}")
+    print(
+        f"{'shape':<{width}} dim  {'dtype':<9}{'direction':<9}{times}{'× torch':>9}{'× min':>7}{'× cpu':>7}{'frac':>7}"
+    )
 
 
 def print_row(row: Row, width: int) -> None:
     times = "".join(f"{1e6 * row.median(name):>14.1f}" for name in NAMES)
-    ratios = f"{row.ratio:>9.2f}{row.fastest_ratio:>7.2f}{row.frac:>7.2f}"
+    ratios = f"{row.ratio:>9.2f}{row.fastest_ratio:>7.2f}{row.cpu_ratio:>7.2f}{row.frac:>7.2f}"
     print(f"{row.case!s:<{width}} {row.case.dim:>3}  {row.dtype:<9}{row.direction:<9}{times}{ratios}", flush=True)
 
 
 def print_summary(rows: Sequence[Row]) -> None:
-    print(f"\n{'geometric mean / worst':<28}{'× torch':>16}{'× min':>16}{'frac':>16}")
+    print(f"\n{'geometric mean / worst':<28}{'× torch':>16}{'× min':>16}{'× cpu':>16}{'frac':>16}")
     for dtype, direction in dict.fromkeys((row.dtype, row.direction) for row in rows):
         members = [row for row in rows if (row.dtype, row.direction) == (dtype, direction)]
-        columns = ([getattr(row, name) for row in members] for name in ("ratio", "fastest_ratio", "frac"))
+        columns = ([getattr(row, name) for row in members] for name in ("ratio", "fastest_ratio", "cpu_ratio", "frac"))
         cells = (f"{statistics.geometric_mean(column):.2f} / {min(column):.2f}" for column in columns)
         print(f"{dtype + ' ' + direction:<28}" + "".join(f"{cell:>16}" for cell in cells))
 
@@ -141,11 +156,13 @@ def write_csv(path: Path, rows: Sequence[Row], title: str) -> None:
         file.write(f"# {title}\n")
         writer = csv.writer(file)
         times = [f"{name}_{kind}" for name in NAMES for kind in ("median_seconds", "fastest_seconds")]
-        writer.writerow(("shape", "dim", "dtype", "operation", "direction", "threads", *times, "ratio", "frac"))
+        writer.writerow(
+            ("shape", "dim", "dtype", "operation", "direction", "threads", *times, "ratio", "cpu_ratio", "frac")
+        )
         for row in rows:
             where = (row.case, row.case.dim, row.dtype, row.operation, row.direction, row.threads)
             seconds = [f"{value:.4g}" for name in NAMES for value in (row.median(name), min(row.turns[name]))]
-            writer.writerow((*where, *seconds, f"{row.ratio:.3f}", f"{row.frac:.3f}"))
+            writer.writerow((*where, *seconds, f"{row.ratio:.3f}", f"{row.cpu_ratio:.3f}", f"{row.frac:.3f}"))
 
 
 def write_plot(path: Path, rows: Sequence[Row], title: str) -> None:

@@ -234,9 +234,8 @@ void write_row(std::int64_t dim, Result* result, bool streamed, const Body& body
       for (; i + lanes <= size; i += lanes) stream(to + i, Convert<Result>::narrow(load<Vector<Real>>(stage + i)));
       if (i < size) write_first<Real>(to + i, load<Vector<Real>>(stage + i), static_cast<int>(size - i));
     } else {
-      for_vectors<Real>(size, [&](std::int64_t i, int, auto count) {
-        write<Real>(to + i, load<Vector<Real>>(stage + i), count);
-      });
+      for_vectors<Real>(
+          size, [&](std::int64_t i, int, auto count) { write<Real>(to + i, load<Vector<Real>>(stage + i), count); });
     }
   }
 }
@@ -360,16 +359,29 @@ template <Operation operation, typename Real, typename Source, typename Result>
 [[gnu::flatten]] void row_backward(const Rows& rows, const void* grad, const void* output, void* result) {
   const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
   auto* to = static_cast<Result*>(result);
-  for (std::int64_t row = 0; row < rows.count; ++row) {
-    const Source *const next_g = g + rows.stride[kGrad], *const next_y = y + rows.stride[kSource];
-    const Vector<Real> sum = row_product<operation, Real>(rows.dim, g, y);
-    row_gradient<operation, Real>(rows.dim, g, y, sum, to, rows.streamed, [&](std::int64_t i) {
-      __builtin_prefetch(next_g + i);
-      __builtin_prefetch(next_y + i);
-    });
+  // measured: short rows of 16 bits gain from it, rows of floats lose
+  const std::int64_t fitting = sizeof(Source) < sizeof(Real) ? kBlock / 2 / rows.dim : 1;
+  const std::int64_t batch = fitting < 1 ? 1 : fitting < kLanes<Real> ? fitting : kLanes<Real>;
+  for (std::int64_t left = rows.count; left > 0; left -= batch) {
+    const std::int64_t count = left < batch ? left : batch;
+    const Source *const next_g = g + count * rows.stride[kGrad], *const next_y = y + count * rows.stride[kSource];
+    const auto gradient = [&](std::int64_t row, Vector<Real> sum, const auto& fetch) {
+      row_gradient<operation, Real>(rows.dim, g + row * rows.stride[kGrad], y + row * rows.stride[kSource], sum,
+                                    to + row * rows.stride[kResult], rows.streamed, fetch);
+    };
+    Vector<Real> sums[kLanes<Real>];
+    for (std::int64_t row = 0; row < count; ++row)
+      sums[row] = row_product<operation, Real>(rows.dim, g + row * rows.stride[kGrad], y + row * rows.stride[kSource]);
+    if (batch > 1)
+      for (std::int64_t row = 0; row < count; ++row) gradient(row, sums[row], [](std::int64_t) {});
+    else
+      gradient(0, sums[0], [&](std::int64_t i) {
+        __builtin_prefetch(next_g + i);
+        __builtin_prefetch(next_y + i);
+      });
     g = next_g;
     y = next_y;
-    to += rows.stride[kResult];
+    to += count * rows.stride[kResult];
   }
   if (rows.streamed) fence();
 }
@@ -423,7 +435,8 @@ void sum_band(std::int64_t dim, Vector<Real> (&sum)[vectors], const Body& body) 
   }
 }
 
-// Writes what body(row, column offset in the band, chain) returns for each vector of a band; in two steps, as write_row.
+// Writes what body(row, column offset in the band, chain) returns for each vector of a band; in two steps, as
+// write_row.
 template <typename Real, int vectors, typename Result, typename Count, typename Body>
 void write_band(std::int64_t dim, std::int64_t stride, Result* result, Count count, const Body& body) {
   if constexpr (sizeof(Result) == sizeof(Real)) {
@@ -495,30 +508,29 @@ template <Operation operation, typename Real, typename Source, typename Result>
   auto* to = static_cast<Result*>(result);
   const std::int64_t source_stride = columns.stride[kSource], grad_stride = columns.stride[kGrad],
                      result_stride = columns.stride[kResult];
-  for_bands<Real>(
-      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-        constexpr int band = vectors * kLanes<Real>;
-        Vector<Real> sum[vectors] = {};
-        sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
-          const std::int64_t at = column + offset;
-          __builtin_prefetch(to + row * result_stride + at, 1);
-          return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
-                                             read<Real>(y + row * source_stride + at, count, Real(0)));
-        });
-        const auto gradient = [&](std::int64_t row, int offset, int chain) {
-          const std::int64_t at = column + offset;
-          __builtin_prefetch(g + row * grad_stride + at + band);
-          __builtin_prefetch(y + row * source_stride + at + band);
-          const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
-          const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
-          return gradient_of<operation, Real>(gs, ys, sum[chain]);
-        };
-        write_band<Real, vectors>(columns.dim, result_stride, to + column, count, gradient);
-      });
+  for_bands<Real>(columns.width,
+                  [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+                    constexpr int band = vectors * kLanes<Real>;
+                    Vector<Real> sum[vectors] = {};
+                    sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
+                      const std::int64_t at = column + offset;
+                      __builtin_prefetch(to + row * result_stride + at, 1);
+                      return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
+                                                         read<Real>(y + row * source_stride + at, count, Real(0)));
+                    });
+                    const auto gradient = [&](std::int64_t row, int offset, int chain) {
+                      const std::int64_t at = column + offset;
+                      __builtin_prefetch(g + row * grad_stride + at + band);
+                      __builtin_prefetch(y + row * source_stride + at + band);
+                      const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
+                      const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
+                      return gradient_of<operation, Real>(gs, ys, sum[chain]);
+                    };
+                    write_band<Real, vectors>(columns.dim, result_stride, to + column, count, gradient);
+                  });
 }
 
-// keep: the exponentials stay in the tile, for column_end.
-template <bool keep, typename Real, typename Source>
+template <typename Real, typename Source>
 [[gnu::flatten]] void column_statistics(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum) {
   const auto* from = static_cast<const Source*>(source);
   const std::int64_t stride = columns.stride[kSource], tile_stride = columns.tile_stride;
@@ -542,23 +554,18 @@ template <bool keep, typename Real, typename Source>
       shift[v] = shift[v] == -kInfinity<Real> ? Vector<Real>{} : shift[v];
     }
     sum_band<Real>(columns.dim, total, [&](std::int64_t row, int offset, int chain) {
-      Real* const at = tile + row * tile_stride + column + offset;
-      const Vector<Real> e = exp<Real>(load<Vector<Real>>(at) - shift[chain]);
-      if constexpr (keep) store(at, e);
-      return e;
+      return exp<Real>(load<Vector<Real>>(tile + row * tile_stride + column + offset) - shift[chain]);
     });
     for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
   });
   fold(columns.width, columns.period, sum, [](Real a, Real b) { return a + b; });
 }
 
-// after_begin: the source is the tile that column_begin has left, with the exponentials of a softmax.
-template <Operation operation, bool after_begin, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Source, typename Result>
 [[gnu::flatten]] void column_finish(const Columns& columns, const void* source, const Real* max, const Real* sum,
                                     void* result) {
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
-  const std::int64_t stride = after_begin ? columns.tile_stride : columns.stride[kSource];
   for_bands<Real>(columns.width,
                   [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
                     Vector<Real> shift[vectors], factor[vectors];
@@ -567,11 +574,12 @@ template <Operation operation, bool after_begin, typename Real, typename Source,
                       factor[v] = factor_of<operation, Real>(load<Vector<Real>>(sum + column + v * kLanes<Real>));
                     }
                     const auto epilogue = [&](std::int64_t row, int offset, int chain) {
-                      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
+                      const std::int64_t at = row * columns.stride[kSource] + column + offset;
+                      const Vector<Real> shifted = read<Real>(from + at, count, Real(0)) - shift[chain];
                       if constexpr (operation == Operation::log_softmax)
-                        return (x - shift[chain]) - factor[chain];
+                        return shifted - factor[chain];
                       else
-                        return (after_begin ? x : exp<Real>(x - shift[chain])) * factor[chain];
+                        return exp<Real>(shifted) * factor[chain];
                     };
                     write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, epilogue);
                   });
@@ -631,9 +639,7 @@ void any_packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, R
 
 template <Operation operation, typename Real>
 constexpr TileKernels<Real> tile_kernels() {
-  return {any_packed_forward<operation, Real>, any_packed_backward<operation, Real>,
-          column_statistics<operation == Operation::softmax, Real, Real>,
-          column_finish<operation, true, Real, Real, Real>};
+  return {any_packed_forward<operation, Real>, any_packed_backward<operation, Real>};
 }
 
 template <Operation operation, typename Real, typename Source, typename Result>
@@ -646,8 +652,8 @@ constexpr TypedKernels<Real> typed_kernels() {
           row_finish<operation, Real, Source, Result>,
           row_products<operation, Real, Source>,
           row_gradients<operation, Real, Source, Result>,
-          column_statistics<false, Real, Source>,
-          column_finish<operation, false, Real, Source, Result>,
+          column_statistics<Real, Source>,
+          column_finish<operation, Real, Source, Result>,
           column_products<operation, Real, Source>,
           column_gradient<operation, Real, Source, Result>};
 }

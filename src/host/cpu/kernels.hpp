@@ -44,9 +44,6 @@ struct TileKernels {
   // holds one vector for every row, and twice that for backward.
   void (*packed_forward)(std::int64_t rows, int dim, Real* tile, Real* scratch);
   void (*packed_backward)(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch);
-  // Whole rows of the softmax in columns with a period; begin leaves in the tile what end expects there.
-  void (*column_begin)(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum);
-  void (*column_end)(const Columns& columns, const void* tile, const Real* max, const Real* sum, void* result);
 };
 
 // Of one pair of source and result types.

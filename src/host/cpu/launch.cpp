@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <new>
 #include <vector>
@@ -113,7 +112,7 @@ class Launch {
         threads_(problem.elements() < kSerialElements ? 1 : device.threads) {}
 
   void run(bool spread) const {
-    if (tiling_.parts() == 1)
+    if (tiling_.parts() == 1 && tiling_.shape != Shape::slab)
       parallel_for(tiling_.tiles(), threads_, [this](std::int64_t tile) { whole(tile); });
     else if (spread)
       shared();
@@ -159,18 +158,10 @@ class Launch {
     if (tiling_.shape == Shape::rows) return whole_rows(positions(tile));
     auto& [values, output, packed, max, sum] = Scratch<Real>::of_thread();
     const View view = open(tile, 0);
-    if (tiling_.shape == Shape::columns) {
-      if (forward())
-        view.kernels.column_forward(view.columns, view.source, output, view.result);
-      else
-        view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
-    } else if (forward()) {
-      tile_kernels_.column_begin(view.columns, view.source, values, max, sum);
-      tile_kernels_.column_end(view.columns, values, max, sum, view.result);
-    } else {
-      view.kernels.column_products(view.columns, view.grad, view.source, sum);
-      view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
-    }
+    if (forward())
+      view.kernels.column_forward(view.columns, view.source, output, view.result);
+    else
+      view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
     close(view, tile, 0);
   }
 
@@ -216,14 +207,16 @@ class Launch {
         typed_.row_statistics(dim.size(), source_at(at[kSource]), values, max, sum);
       else
         typed_.row_products(dim.size(), grad_at(at[kGrad]), source_at(at[kSource]), sum);
-    } else {
-      const View view = open(tile, part);
+      statistics->combine({max[0], sum[0]});
+      return;
+    }
+    for_views(tile, part, [&](const View& view) {
       if (forward())
         view.kernels.column_statistics(view.columns, view.source, values, max, sum);
       else
         view.kernels.column_products(view.columns, view.grad, view.source, sum);
-    }
-    for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].combine({max[i], sum[i]});
+      for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].combine({max[i], sum[i]});
+    });
   }
 
   void finish_part(std::int64_t tile, std::int64_t part, const MaxSum<double>* statistics) const {
@@ -243,12 +236,13 @@ class Launch {
         typed_.row_gradient({.dim = dim.size(), .streamed = streamed_}, grad_at(at[kGrad]), source, sum[0], result);
       return;
     }
-    const View view = open(tile, part);
-    if (forward())
-      view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
-    else
-      view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
-    close(view, tile, part);
+    for_views(tile, part, [&](const View& view) {
+      if (forward())
+        view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
+      else
+        view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
+      if (tiling_.shape == Shape::columns) close(view, tile, part);
+    });
   }
 
   // One thread goes through all parts of a tile's rows.
@@ -279,11 +273,11 @@ class Launch {
   // Backward sums without a maximum, which is then 0 for all.
   MaxSum<double> identity() const { return forward() ? MaxSum<double>{} : MaxSum<double>{0, 0}; }
 
-  Offsets row_part(std::int64_t row, Range dim) const {
+  Offsets row_part(std::int64_t row, Range dim, std::int64_t period = 1) const {
     Offsets part{};
     for_stretches(tiling_.positions.data(), tiling_.rank, {row, row + 1},
                   [&](const Offsets& at, std::int64_t, std::int64_t) { part = at; });
-    for (std::int64_t& offset : part) offset += dim.begin;
+    for (std::int64_t& offset : part) offset += dim.begin * period;
     return part;
   }
 
@@ -299,8 +293,27 @@ class Launch {
     void* result;
   };
 
+  // body(view) for what a part of a tile consists of: a slab is a block of whole rows of `width`, and the rest.
+  template <typename Body>
+  void for_views(std::int64_t tile, std::int64_t part, const Body& body) const {
+    if (tiling_.shape == Shape::columns) return body(open(tile, part));
+    const Range dim = part_of_dim(part);
+    const std::int64_t width = tiling_.width, size = dim.size() * tiling_.period, block = size / width * width;
+    const Offsets at = row_part(tile, dim, tiling_.period);
+    const auto view = [&](std::int64_t rows, std::int64_t columns, std::int64_t first) {
+      return View{false,
+                  typed_,
+                  {rows, columns, tiling_.period, width, {width, width, width}},
+                  source_at(at[kSource] + first),
+                  grad_at(at[kGrad] + first),
+                  result_at(at[kResult] + first)};
+    };
+    if (block > 0) body(view(block / width, width, 0));
+    if (block < size) body(view(1, size - block, block));
+  }
+
   bool in_place(Range rows) const {
-    if (tiling_.shape == Shape::slab || problem_.dim.rank > 1) return false;
+    if (problem_.dim.rank > 1) return false;
     const Offsets stride = last_strides(tiling_.positions.data(), tiling_.rank);
     const std::int64_t last_size = tiling_.positions[static_cast<std::size_t>(std::max(0, tiling_.rank - 1))].size;
     return stride[kSource] == 1 && stride[kResult] == 1 && (forward() || stride[kGrad] == 1) &&
@@ -321,13 +334,8 @@ class Launch {
     }
     load(source_, kSource, rows, dim, forward() ? values : output);
     if (!forward()) load(grad_, kGrad, rows, dim, values);
-    const std::int64_t stride = tile_stride();
-    const bool slab = tiling_.shape == Shape::slab;
-    const Columns columns{slab ? slab_rows(dim) : dim.size(),
-                          slab ? stride : rows.size(),
-                          slab ? tiling_.period : rows.size(),
-                          stride,
-                          {stride, stride, stride}};
+    const std::int64_t stride = tiling_.positions_per_tile;
+    const Columns columns{dim.size(), rows.size(), rows.size(), stride, {stride, stride, stride}};
     constexpr DType real = sizeof(Real) == 4 ? DType::float32 : DType::float64;
     return {true, typed(real, real), columns, forward() ? values : output, values, values};
   }
@@ -343,17 +351,10 @@ class Launch {
 
   void load(const void* memory, Operand operand, Range rows, Range dim, Real* tile) const {
     const auto load = kernels_.load[static_cast<int>(problem_.source)];
-    if (tiling_.shape == Shape::slab)
-      std::fill(tile + dim.size() * tiling_.period, tile + slab_rows(dim) * tiling_.width,
-                forward() ? -std::numeric_limits<Real>::infinity() : Real(0));
     for_windows(operand, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
       load(static_cast<const std::byte*>(memory) + offset * size_of(problem_.source), window, tile + at);
     });
   }
-
-  std::int64_t tile_stride() const { return tiling_.shape == Shape::slab ? tiling_.width : tiling_.positions_per_tile; }
-
-  std::int64_t slab_rows(Range dim) const { return (dim.size() * tiling_.period + tiling_.width - 1) / tiling_.width; }
 
   // body(offset in the operand, window, offset in the tile) for all pieces of a tile.
   template <typename Body>
@@ -363,16 +364,12 @@ class Launch {
     const std::int64_t stride = last_strides(groups, tiling_.rank)[operand];
     const std::int64_t dim_stride = last_strides(axis.groups.data(), axis.rank)[operand];
     for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t row, std::int64_t count) {
-      if (tiling_.shape == Shape::slab) {
-        const Window window{.columns = dim.size() * tiling_.period};
-        body(at[operand] + dim.begin * tiling_.period, window, 0);
-        return;
-      }
-      for_stretches(
-          axis.groups.data(), axis.rank, dim, [&](const Offsets& dim_at, std::int64_t first, std::int64_t length) {
-            const Window window{length, count, dim_stride, stride, tile_stride()};
-            body(at[operand] + dim_at[operand], window, (first - dim.begin) * tile_stride() + row - rows.begin);
-          });
+      for_stretches(axis.groups.data(), axis.rank, dim,
+                    [&](const Offsets& dim_at, std::int64_t first, std::int64_t length) {
+                      const std::int64_t tile_stride = tiling_.positions_per_tile;
+                      const Window window{length, count, dim_stride, stride, tile_stride};
+                      body(at[operand] + dim_at[operand], window, (first - dim.begin) * tile_stride + row - rows.begin);
+                    });
     });
   }
 
