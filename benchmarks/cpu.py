@@ -1,8 +1,8 @@
 """How fast softmax is on the CPU, beside torch and beside a copy, forward and backward.
 
 ndsoftmax, torch and the copy take turns in one process with the same threads, so that a disturbance meets them alike;
-of the turns, the median counts, and the fastest and the median time of the processor stand beside it. Each call allocates its result, as users call it
-(the copy is `x.clone()`), unless --preallocated gives all of them the same memory (the copy is `y.copy_(x)`).
+of the turns, the median counts. Each call allocates its result, as users call it (the copy is `x.clone()`), unless
+--preallocated gives all of them the same memory (the copy is `y.copy_(x)`).
 
 × torch = torch's time / ours; × min is that of the fastest turns; × cpu is that of the time that all threads of the
 process spent, which other processes on the machine disturb less.
