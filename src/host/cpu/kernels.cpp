@@ -211,14 +211,14 @@ void write(Element* to, Vector<Real> value, int count) {
   write_first<Real>(to, value, count);
 }
 
-// Writes what body(offset, count) returns for each vector of a row. Computing a value and rounding it to 16 bits is a
-// chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
+// Writes what body(offset, count) returns for each vector of a row. Computing an exponential and rounding it to 16 bits
+// is a chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
 // streamed: past the caches (see Rows).
-template <typename Real, typename Result, typename Body>
+template <bool exponential, typename Real, typename Result, typename Body>
 void write_row(std::int64_t dim, Result* result, bool streamed, const Body& body) {
   constexpr std::int64_t kStage = 512;
   constexpr int lanes = kLanes<Real>;
-  if (dim < kStage / 2 || (sizeof(Result) == sizeof(Real) && !streamed)) {
+  if (dim < kStage / 2 || !(streamed || (exponential && sizeof(Result) < sizeof(Real)))) {
     for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) { write<Real>(result + i, body(i, count), count); });
     return;
   }
@@ -329,7 +329,7 @@ template <Operation operation, typename Real, typename Source, typename Result>
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
   const Vector<Real> factor = factor_of<operation, Real>(broadcast(sum));
-  write_row<Real>(dim, to, false, [&](std::int64_t i, auto count) {
+  write_row<operation == Operation::softmax, Real>(dim, to, false, [&](std::int64_t i, auto count) {
     const Vector<Real> shifted = read<Real>(from + i, count, Real(0)) - max;
     return operation == Operation::softmax ? exp<Real>(shifted) * factor : shifted - factor;
   });
@@ -348,7 +348,7 @@ Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* out
 template <Operation operation, typename Real, typename Source, typename Result, typename Fetch>
 void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result,
                   bool streamed, const Fetch& fetch) {
-  write_row<Real>(dim, result, streamed, [&](std::int64_t i, auto count) {
+  write_row<operation == Operation::log_softmax, Real>(dim, result, streamed, [&](std::int64_t i, auto count) {
     fetch(i);
     const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
     return gradient_of<operation, Real>(g, y, sum);

@@ -37,7 +37,8 @@ void request_large_pages([[maybe_unused]] void* result, [[maybe_unused]] std::in
 }
 
 // To write past the caches spares reading what is overwritten. It pays where reading is what takes the time (backward),
-// where lines are written whole (long rows), and where the last cache could not hold the operands anyway.
+// where lines are written whole (long rows, not of 16 bits), and where the last cache could not hold the operands
+// anyway.
 constexpr std::int64_t kStreamedDim = 4096;
 
 std::int64_t last_cache_bytes() {
@@ -50,7 +51,7 @@ std::int64_t last_cache_bytes() {
 
 bool is_streamed(const Problem& problem) {
   const std::int64_t bytes_per_element = 2 * size_of(problem.source) + size_of(problem.result);
-  return problem.direction == Direction::backward && problem.dim.size >= kStreamedDim &&
+  return problem.direction == Direction::backward && problem.dim.size >= kStreamedDim && size_of(problem.result) > 2 &&
          problem.elements() * bytes_per_element > last_cache_bytes();
 }
 
