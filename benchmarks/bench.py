@@ -227,9 +227,17 @@ def header(device: str) -> str:
     commit = output_of("git", "-C", str(folder), "describe", "--always", "--dirty") or "unknown commit"
     ours = f"ndsoftmax {ndsoftmax.__version__} ({commit}), torch {torch.__version__}"
     if device == "cpu":
-        return f"CPU ({ndsoftmax.build_info()['cpu_capability']}, {torch.get_num_threads()} threads), {ours}"
+        return f"{cpu_name()} ({ndsoftmax.build_info()['cpu_capability']}, threads: {torch.get_num_threads()}), {ours}"
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
     return f"{torch.cuda.get_device_name()}, driver {driver or 'unknown'}, CUDA {torch.version.cuda}, {ours}"
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def output_of(*command: str) -> str:

@@ -45,6 +45,17 @@ class Case:
         return f"{self.shape}" + (" channels_last" if self.memory_format == torch.channels_last else "")
 
 
+# Of benchmarks/cpu.py: from rows shorter than a vector to rows that no cache holds, and dims that are not the last.
+CPU = [
+    *(Case("last dim", shape, -1) for shape in [(1000000, 5), (400000, 10), (100000, 50), (30000, 257)]),
+    *(Case("last dim", shape, -1) for shape in [(10000, 1024), (2000, 8192), (100, 50257), (2, 4000000)]),
+    Case("dim not last", (8, 19, 256, 256), 1),
+    Case("dim not last", (32, 512, 14, 14), 1),
+    Case("dim not last", (4096, 1024), 0),
+    Case("dim not last", (4, 100000, 8), 1),
+]
+
+
 def suite(name: str, dtype: torch.dtype, fill_bytes: int) -> list[Case]:
     """Return the cases of a suite; `last` takes as many rows as fill `fill_bytes`."""
     if name == "last":

@@ -212,6 +212,35 @@ void write(Element* to, Vector<Real> value, int count) {
   write_first<Real>(to, value, count);
 }
 
+// Writes what body(offset, count) returns for each vector of a row. Computing an exponential and rounding it to 16 bits
+// is a chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
+// streamed: past the caches (see Rows).
+template <bool exponential, typename Real, typename Result, typename Body>
+void write_row(std::int64_t dim, Result* result, bool streamed, const Body& body) {
+  constexpr std::int64_t kStage = 512;
+  constexpr int lanes = kLanes<Real>;
+  if (dim < kStage / 2 || !(streamed || (exponential && sizeof(Result) < sizeof(Real)))) {
+    for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) { write<Real>(result + i, body(i, count), count); });
+    return;
+  }
+  alignas(kVectorBytes) Real stage[kStage];
+  const std::int64_t misaligned = streamed ? reinterpret_cast<std::uintptr_t>(result) / sizeof(Result) % lanes : 0;
+  for (std::int64_t first = 0, size = kStage - misaligned; first < dim; first += size, size = kStage) {
+    if (size > dim - first) size = dim - first;
+    for_vectors<Real>(size, [&](std::int64_t i, int, auto count) { store(stage + i, body(first + i, count)); });
+    Result* const to = result + first;
+    if (streamed) {
+      std::int64_t i = first == 0 && misaligned > 0 ? lanes - misaligned : 0;
+      write_first<Real>(to, load<Vector<Real>>(stage), static_cast<int>(i));
+      for (; i + lanes <= size; i += lanes) stream(to + i, Convert<Result>::narrow(load<Vector<Real>>(stage + i)));
+      if (i < size) write_first<Real>(to + i, load<Vector<Real>>(stage + i), static_cast<int>(size - i));
+    } else {
+      for_vectors<Real>(
+          size, [&](std::int64_t i, int, auto count) { write<Real>(to + i, load<Vector<Real>>(stage + i), count); });
+    }
+  }
+}
+
 // Copies a row to the tile, in whole vectors; its maximum comes back in every lane.
 template <typename Real, typename Source>
 Vector<Real> row_load(std::int64_t dim, const Source* source, Real* tile) {
@@ -301,9 +330,9 @@ template <Operation operation, typename Real, typename Source, typename Result>
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
   const Vector<Real> factor = factor_of<operation, Real>(broadcast(sum));
-  for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) {
+  write_row<operation == Operation::softmax, Real>(dim, to, false, [&](std::int64_t i, auto count) {
     const Vector<Real> shifted = read<Real>(from + i, count, Real(0)) - max;
-    write<Real>(to + i, operation == Operation::softmax ? exp<Real>(shifted) * factor : shifted - factor, count);
+    return operation == Operation::softmax ? exp<Real>(shifted) * factor : shifted - factor;
   });
 }
 
@@ -319,29 +348,44 @@ Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* out
 
 template <Operation operation, typename Real, typename Source, typename Result, typename Fetch>
 void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result,
-                  const Fetch& fetch) {
-  for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) {
+                  bool streamed, const Fetch& fetch) {
+  write_row<operation == Operation::log_softmax, Real>(dim, result, streamed, [&](std::int64_t i, auto count) {
     fetch(i);
     const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
-    write<Real>(result + i, gradient_of<operation, Real>(g, y, sum), count);
+    return gradient_of<operation, Real>(g, y, sum);
   });
 }
 
+// Short rows of 16 bits wait for their reductions, so several advance together. Short rows of floats wait for memory,
+// so what is fetched is some thousand bytes ahead, and the place of the result with it: a quarter of the time less
+// each.
 template <Operation operation, typename Real, typename Source, typename Result>
 [[gnu::flatten]] void row_backward(const Rows& rows, const void* grad, const void* output, void* result) {
   const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
   auto* to = static_cast<Result*>(result);
-  for (std::int64_t row = 0; row < rows.count; ++row) {
-    const Source *const next_g = g + rows.stride[kGrad], *const next_y = y + rows.stride[kSource];
-    const Vector<Real> sum = row_product<operation, Real>(rows.dim, g, y);
-    row_gradient<operation, Real>(rows.dim, g, y, sum, to, [&](std::int64_t i) {
-      __builtin_prefetch(next_g + i);
-      __builtin_prefetch(next_y + i);
-    });
-    g = next_g;
-    y = next_y;
-    to += rows.stride[kResult];
+  constexpr bool narrow = sizeof(Source) < sizeof(Real);
+  const std::int64_t fitting = narrow ? 512 / rows.dim : 1;
+  const std::int64_t batch = fitting < 1 ? 1 : fitting < kLanes<Real> ? fitting : kLanes<Real>;
+  const std::int64_t ahead = narrow || rows.dim >= 1536 ? 1 : 1536 / rows.dim;
+  for (std::int64_t left = rows.count; left > 0; left -= batch) {
+    const std::int64_t count = left < batch ? left : batch;
+    Vector<Real> sums[kLanes<Real>];
+    for (std::int64_t row = 0; row < count; ++row)
+      sums[row] = row_product<operation, Real>(rows.dim, g + row * rows.stride[kGrad], y + row * rows.stride[kSource]);
+    for (std::int64_t row = 0; row < count; ++row) {
+      const Source *const far_g = g + ahead * rows.stride[kGrad], *const far_y = y + ahead * rows.stride[kSource];
+      const Result* const far_to = to + ahead * rows.stride[kResult];
+      row_gradient<operation, Real>(rows.dim, g, y, sums[row], to, rows.streamed, [&](std::int64_t i) {
+        __builtin_prefetch(far_g + i);
+        __builtin_prefetch(far_y + i);
+        if (ahead > 1) __builtin_prefetch(far_to + i, 1);
+      });
+      g += rows.stride[kGrad];
+      y += rows.stride[kSource];
+      to += rows.stride[kResult];
+    }
   }
+  if (rows.streamed) fence();
 }
 
 template <Operation operation, typename Real, typename Source>
@@ -350,9 +394,10 @@ template <Operation operation, typename Real, typename Source>
 }
 
 template <Operation operation, typename Real, typename Source, typename Result>
-[[gnu::flatten]] void row_gradients(std::int64_t dim, const void* grad, const void* output, Real sum, void* result) {
-  row_gradient<operation, Real>(dim, static_cast<const Source*>(grad), static_cast<const Source*>(output),
-                                broadcast(sum), static_cast<Result*>(result), [](std::int64_t) {});
+[[gnu::flatten]] void row_gradients(const Rows& part, const void* grad, const void* output, Real sum, void* result) {
+  row_gradient<operation, Real>(part.dim, static_cast<const Source*>(grad), static_cast<const Source*>(output),
+                                broadcast(sum), static_cast<Result*>(result), part.streamed, [](std::int64_t) {});
+  if (part.streamed) fence();
 }
 
 // ------------------------------------------------------------------------------------------------ columns
@@ -389,6 +434,30 @@ void sum_band(std::int64_t dim, Vector<Real> (&sum)[vectors], const Body& body) 
     for_band<Real, vectors>(first, first + kRows < dim ? first + kRows : dim,
                             [&](std::int64_t row, int offset, int chain) { part[chain] += body(row, offset, chain); });
     for (int v = 0; v < vectors; ++v) sum[v] += part[v];
+  }
+}
+
+// Writes what body(row, column offset in the band, chain) returns for each vector of a band; in two steps, as
+// write_row.
+template <typename Real, int vectors, typename Result, typename Count, typename Body>
+void write_band(std::int64_t dim, std::int64_t stride, Result* result, Count count, const Body& body) {
+  if constexpr (sizeof(Result) == sizeof(Real)) {
+    for_band<Real, vectors>(0, dim, [&](std::int64_t row, int offset, int chain) {
+      write<Real>(result + row * stride + offset, body(row, offset, chain), count);
+    });
+  } else {
+    constexpr std::int64_t kRows = 8;
+    constexpr int band = vectors * kLanes<Real>;
+    alignas(kVectorBytes) Real stage[kRows * band];
+    for (std::int64_t first = 0; first < dim; first += kRows) {
+      const std::int64_t rows = dim - first < kRows ? dim - first : kRows;
+      for_band<Real, vectors>(0, rows, [&](std::int64_t row, int offset, int chain) {
+        store(stage + row * band + offset, body(first + row, offset, chain));
+      });
+      for_band<Real, vectors>(0, rows, [&](std::int64_t row, int offset, int) {
+        write<Real>(result + (first + row) * stride + offset, load<Vector<Real>>(stage + row * band + offset), count);
+      });
+    }
   }
 }
 
@@ -441,29 +510,29 @@ template <Operation operation, typename Real, typename Source, typename Result>
   auto* to = static_cast<Result*>(result);
   const std::int64_t source_stride = columns.stride[kSource], grad_stride = columns.stride[kGrad],
                      result_stride = columns.stride[kResult];
-  for_bands<Real>(
-      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-        constexpr int band = vectors * kLanes<Real>;
-        Vector<Real> sum[vectors] = {};
-        sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
-          const std::int64_t at = column + offset;
-          __builtin_prefetch(to + row * result_stride + at, 1);
-          return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
-                                             read<Real>(y + row * source_stride + at, count, Real(0)));
-        });
-        for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
-          const std::int64_t at = column + offset;
-          const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
-          const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
-          write<Real>(to + row * result_stride + at, gradient_of<operation, Real>(gs, ys, sum[chain]), count);
-          __builtin_prefetch(g + row * grad_stride + at + band);
-          __builtin_prefetch(y + row * source_stride + at + band);
-        });
-      });
+  for_bands<Real>(columns.width,
+                  [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+                    constexpr int band = vectors * kLanes<Real>;
+                    Vector<Real> sum[vectors] = {};
+                    sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
+                      const std::int64_t at = column + offset;
+                      __builtin_prefetch(to + row * result_stride + at, 1);
+                      return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
+                                                         read<Real>(y + row * source_stride + at, count, Real(0)));
+                    });
+                    const auto gradient = [&](std::int64_t row, int offset, int chain) {
+                      const std::int64_t at = column + offset;
+                      __builtin_prefetch(g + row * grad_stride + at + band);
+                      __builtin_prefetch(y + row * source_stride + at + band);
+                      const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
+                      const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
+                      return gradient_of<operation, Real>(gs, ys, sum[chain]);
+                    };
+                    write_band<Real, vectors>(columns.dim, result_stride, to + column, count, gradient);
+                  });
 }
 
-// keep: the exponentials stay in the tile, for column_end.
-template <bool keep, typename Real, typename Source>
+template <typename Real, typename Source>
 [[gnu::flatten]] void column_statistics(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum) {
   const auto* from = static_cast<const Source*>(source);
   const std::int64_t stride = columns.stride[kSource], tile_stride = columns.tile_stride;
@@ -487,23 +556,18 @@ template <bool keep, typename Real, typename Source>
       shift[v] = shift[v] == -kInfinity<Real> ? Vector<Real>{} : shift[v];
     }
     sum_band<Real>(columns.dim, total, [&](std::int64_t row, int offset, int chain) {
-      Real* const at = tile + row * tile_stride + column + offset;
-      const Vector<Real> e = exp<Real>(load<Vector<Real>>(at) - shift[chain]);
-      if constexpr (keep) store(at, e);
-      return e;
+      return exp<Real>(load<Vector<Real>>(tile + row * tile_stride + column + offset) - shift[chain]);
     });
     for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
   });
   fold(columns.width, columns.period, sum, [](Real a, Real b) { return a + b; });
 }
 
-// after_begin: the source is the tile that column_begin has left, with the exponentials of a softmax.
-template <Operation operation, bool after_begin, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Source, typename Result>
 [[gnu::flatten]] void column_finish(const Columns& columns, const void* source, const Real* max, const Real* sum,
                                     void* result) {
   const auto* from = static_cast<const Source*>(source);
   auto* to = static_cast<Result*>(result);
-  const std::int64_t stride = after_begin ? columns.tile_stride : columns.stride[kSource];
   for_bands<Real>(columns.width,
                   [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
                     Vector<Real> shift[vectors], factor[vectors];
@@ -511,15 +575,15 @@ template <Operation operation, bool after_begin, typename Real, typename Source,
                       shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
                       factor[v] = factor_of<operation, Real>(load<Vector<Real>>(sum + column + v * kLanes<Real>));
                     }
-                    for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
-                      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
-                      Vector<Real> y;
+                    const auto epilogue = [&](std::int64_t row, int offset, int chain) {
+                      const std::int64_t at = row * columns.stride[kSource] + column + offset;
+                      const Vector<Real> shifted = read<Real>(from + at, count, Real(0)) - shift[chain];
                       if constexpr (operation == Operation::log_softmax)
-                        y = (x - shift[chain]) - factor[chain];
+                        return shifted - factor[chain];
                       else
-                        y = (after_begin ? x : exp<Real>(x - shift[chain])) * factor[chain];
-                      write<Real>(to + row * columns.stride[kResult] + column + offset, y, count);
-                    });
+                        return exp<Real>(shifted) * factor[chain];
+                    };
+                    write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, epilogue);
                   });
 }
 
@@ -548,14 +612,13 @@ template <Operation operation, typename Real, typename Source, typename Result>
       columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
         Vector<Real> total[vectors];
         for (int v = 0; v < vectors; ++v) total[v] = load<Vector<Real>>(sum + column + v * kLanes<Real>);
-        for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+        const auto gradient = [&](std::int64_t row, int offset, int chain) {
           const std::int64_t at = column + offset;
-          write<Real>(to + row * columns.stride[kResult] + at,
-                      gradient_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
-                                                   read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)),
-                                                   total[chain]),
-                      count);
-        });
+          return gradient_of<operation, Real>(read<Real>(g + row * columns.stride[kGrad] + at, count, Real(0)),
+                                              read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)),
+                                              total[chain]);
+        };
+        write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, gradient);
       });
 }
 
@@ -578,9 +641,7 @@ void any_packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, R
 
 template <Operation operation, typename Real>
 constexpr TileKernels<Real> tile_kernels() {
-  return {any_packed_forward<operation, Real>, any_packed_backward<operation, Real>,
-          column_statistics<operation == Operation::softmax, Real, Real>,
-          column_finish<operation, true, Real, Real, Real>};
+  return {any_packed_forward<operation, Real>, any_packed_backward<operation, Real>};
 }
 
 template <Operation operation, typename Real, typename Source, typename Result>
@@ -593,8 +654,8 @@ constexpr TypedKernels<Real> typed_kernels() {
           row_finish<operation, Real, Source, Result>,
           row_products<operation, Real, Source>,
           row_gradients<operation, Real, Source, Result>,
-          column_statistics<false, Real, Source>,
-          column_finish<operation, false, Real, Source, Result>,
+          column_statistics<Real, Source>,
+          column_finish<operation, Real, Source, Result>,
           column_products<operation, Real, Source>,
           column_gradient<operation, Real, Source, Result>};
 }

@@ -25,6 +25,7 @@ struct Rows {
   std::int64_t count = 1;
   std::int64_t dim = 1;
   std::array<std::int64_t, kOperands> stride{};  // from row to row
+  bool streamed = false;                         // long rows of backward: the result is written past the caches
 };
 
 // Neighbouring columns. Those whose numbers are equal modulo `period` are parts of the same row of the softmax.
@@ -54,9 +55,6 @@ struct TileKernels {
   // holds one vector for every row, and twice that for backward.
   void (*packed_forward)(std::int64_t rows, int dim, Real* tile, Real* scratch);
   void (*packed_backward)(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch);
-  // Whole rows of the softmax in columns with a period; begin leaves in the tile what end expects there.
-  void (*column_begin)(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum);
-  void (*column_end)(const Columns& columns, const void* tile, const Real* max, const Real* sum, void* result);
 };
 
 // Of one pair of source and result types.
@@ -71,7 +69,7 @@ struct TypedKernels {
   void (*row_statistics)(std::int64_t dim, const void* source, Real* tile, Real* max, Real* sum);
   void (*row_finish)(std::int64_t dim, const void* source, Real max, Real sum, void* result);
   void (*row_products)(std::int64_t dim, const void* grad, const void* output, Real* sum);
-  void (*row_gradient)(std::int64_t dim, const void* grad, const void* output, Real sum, void* result);
+  void (*row_gradient)(const Rows& part, const void* grad, const void* output, Real sum, void* result);
   // parts of columns, likewise; arrays of `width` values, rounded up to whole vectors
   void (*column_statistics)(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum);
   void (*column_finish)(const Columns& columns, const void* source, const Real* max, const Real* sum, void* result);

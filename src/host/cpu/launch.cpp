@@ -2,11 +2,13 @@
 // read once; rows of several parts twice, first for their statistics, then for the result.
 #include "host/cpu/launch.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <new>
 #include <vector>
@@ -21,6 +23,38 @@ namespace {
 
 // Below, waking another thread costs more than it gains.
 constexpr std::int64_t kSerialElements = 32 * 1024;
+
+// malloc maps results of this size anew each time, and to have a new page zeroed costs several times what softmax does
+// with it. Large pages take a tenth of that time, but many systems give them only on request.
+constexpr std::int64_t kFreshBytes = 32 << 20;
+
+void request_large_pages([[maybe_unused]] void* result, [[maybe_unused]] std::int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  if (bytes < kFreshBytes) return;
+  static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(result) / page * page;
+  madvise(reinterpret_cast<void*>(begin), static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // a hint: may fail
+#endif
+}
+
+// To write past the caches spares reading what is overwritten. It pays where reading is what takes the time (backward),
+// where lines are written whole (long rows, not of 16 bits), and where the last cache could not hold the operands
+// anyway.
+constexpr std::int64_t kStreamedDim = 4096;
+
+std::int64_t last_cache_bytes() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  static const std::int64_t bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (bytes > 0) return bytes;
+#endif
+  return 32 << 20;
+}
+
+bool is_streamed(const Problem& problem) {
+  const std::int64_t bytes_per_element = 2 * size_of(problem.source) + size_of(problem.result);
+  return problem.direction == Direction::backward && problem.dim.size >= kStreamedDim && size_of(problem.result) > 2 &&
+         problem.elements() * bytes_per_element > last_cache_bytes();
+}
 
 // What a thread works in; kept, because fresh memory costs more than the work on it.
 template <typename Real>
@@ -49,7 +83,7 @@ using Offsets = std::array<std::int64_t, kOperands>;
 // Of a row, from one of its parts or several.
 struct Statistics {
   MaxSum<double> state;
-  bool living = false;  // backward, of what is fused: some output is another than that of an excluded element
+  bool living = false;  // of what is fused: something is left that is not excluded or -inf
 
   void combine(const Statistics& other) {
     state.combine(other.state);
@@ -105,10 +139,11 @@ class Launch {
         tile_kernels_(kernels_.tile[static_cast<int>(problem.operation)]),
         typed_(typed(problem.source, problem.result)),
         addresses_(addresses),
+        streamed_(is_streamed(problem)),
         threads_(problem.elements() < kSerialElements ? 1 : device.threads) {}
 
   void run(bool spread) const {
-    if (tiling_.parts() == 1)
+    if (tiling_.parts() == 1 && tiling_.shape != Shape::slab)
       parallel_for(tiling_.tiles(), threads_, [this](std::int64_t tile) { whole(tile); });
     else if (spread)
       shared();
@@ -131,8 +166,9 @@ class Launch {
   }
 
   Range positions(std::int64_t tile) const {
-    const std::int64_t begin = tile * tiling_.positions_per_tile;
-    return {begin, std::min(begin + tiling_.positions_per_tile, tiling_.positions_size)};
+    const std::int64_t per_run = tiling_.tiles_per_run(), run = tile / per_run * tiling_.run;
+    const std::int64_t begin = run + tile % per_run * tiling_.positions_per_tile;
+    return {begin, std::min(begin + tiling_.positions_per_tile, run + tiling_.run)};
   }
 
   Range part_of_dim(std::int64_t part) const {
@@ -158,21 +194,11 @@ class Launch {
     if (tiling_.shape == Shape::rows) return whole_rows(positions(tile));
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const View view = open(tile, 0);
-    if (tiling_.shape == Shape::columns && !fused()) {
-      if (forward())
-        view.kernels.column_forward(view.columns, view.source, output, view.result);
-      else
-        view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
-    } else if (forward()) {
-      tile_kernels_.column_begin(view.columns, view.source, values, max, sum);
-      tile_kernels_.column_end(view.columns, values, max, sum, view.result);
-    } else {
-      view.kernels.column_products(view.columns, view.grad, view.source, sum);
-      view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
-    }
-    if (fused())
-      for (std::int64_t i = 0; i < view.columns.period; ++i)
-        mend_column(part_of_dim(0), i, sum[i], forward() || living_column(part_of_dim(0), i));
+    if (fused()) return whole_fused_columns(view, tile);
+    if (forward())
+      view.kernels.column_forward(view.columns, view.source, output, view.result);
+    else
+      view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
     close(view, tile, 0);
   }
 
@@ -195,7 +221,7 @@ class Launch {
   void whole_rows(Range rows) const {
     const Group* groups = tiling_.positions.data();
     for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t, std::int64_t count) {
-      const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank)};
+      const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank), streamed_};
       const void* source = source_at(at[kSource]);
       void* result = result_at(at[kResult]);
       if (forward())
@@ -219,15 +245,17 @@ class Launch {
         typed_.row_statistics(dim.size(), source_at(at[kSource]), values, max, sum);
       else
         typed_.row_products(dim.size(), grad_at(at[kGrad]), source_at(at[kSource]), sum);
-    } else {
-      const View view = open(tile, part);
+      statistics->combine({{max[0], sum[0]}});
+      return;
+    }
+    for_views(tile, part, [&](const View& view) {
       if (forward())
         view.kernels.column_statistics(view.columns, view.source, values, max, sum);
       else
         view.kernels.column_products(view.columns, view.grad, view.source, sum);
-    }
-    for (std::int64_t i = 0; i < tiling_.period; ++i)
-      statistics[i].combine({{max[i], sum[i]}, fused() && !forward() && living_column(part_of_dim(part), i)});
+      for (std::int64_t i = 0; i < tiling_.period; ++i)
+        statistics[i].combine({{max[i], sum[i]}, fused() && living_column(part_of_dim(part), i)});
+    });
   }
 
   void finish_part(std::int64_t tile, std::int64_t part, const Statistics* statistics) const {
@@ -245,18 +273,18 @@ class Launch {
       if (forward())
         typed_.row_finish(dim.size(), source, max[0], sum[0], result);
       else
-        typed_.row_gradient(dim.size(), grad_at(at[kGrad]), source, sum[0], result);
+        typed_.row_gradient({.dim = dim.size(), .streamed = streamed_}, grad_at(at[kGrad]), source, sum[0], result);
       return;
     }
-    const View view = open(tile, part);
-    if (forward())
-      view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
-    else
-      view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
-    if (fused())
-      for (std::int64_t i = 0; i < view.columns.period; ++i)
-        mend_column(part_of_dim(part), i, sum[i], forward() || statistics[i].living);
-    close(view, tile, part);
+    for_views(tile, part, [&](const View& view) {
+      if (forward())
+        view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
+      else
+        view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
+      if (fused())
+        mend_columns(part_of_dim(part), view.columns.width, [&](std::int64_t i) { return statistics[i].living; });
+      if (tiling_.shape == Shape::columns) close(view, tile, part);
+    });
   }
 
   // One thread goes through all parts of a tile's rows.
@@ -287,11 +315,11 @@ class Launch {
   // Backward sums without a maximum, which is then 0 for all.
   Statistics identity() const { return {forward() ? MaxSum<double>{} : MaxSum<double>{0, 0}}; }
 
-  Offsets row_part(std::int64_t row, Range dim) const {
+  Offsets row_part(std::int64_t row, Range dim, std::int64_t period = 1) const {
     Offsets part{};
     for_stretches(tiling_.positions.data(), tiling_.rank, {row, row + 1},
                   [&](const Offsets& at, std::int64_t, std::int64_t) { part = at; });
-    for (std::int64_t& offset : part) offset += dim.begin;
+    for (std::int64_t& offset : part) offset += dim.begin * period;
     return part;
   }
 
@@ -307,8 +335,27 @@ class Launch {
     void* result;
   };
 
+  // body(view) for what a part of a tile consists of: a slab is a block of whole rows of `width`, and the rest.
+  template <typename Body>
+  void for_views(std::int64_t tile, std::int64_t part, const Body& body) const {
+    if (tiling_.shape == Shape::columns) return body(open(tile, part));
+    const Range dim = part_of_dim(part);
+    const std::int64_t width = tiling_.width, size = dim.size() * tiling_.period, block = size / width * width;
+    const Offsets at = row_part(tile, dim, tiling_.period);
+    const auto view = [&](std::int64_t rows, std::int64_t columns, std::int64_t first) {
+      return View{false,
+                  typed_,
+                  {rows, columns, tiling_.period, width, {width, width, width}},
+                  source_at(at[kSource] + first),
+                  grad_at(at[kGrad] + first),
+                  result_at(at[kResult] + first)};
+    };
+    if (block > 0) body(view(block / width, width, 0));
+    if (block < size) body(view(1, size - block, block));
+  }
+
   bool in_place(Range rows) const {
-    if (tiling_.shape == Shape::slab || problem_.dim.rank > 1 || fused()) return false;
+    if (problem_.dim.rank > 1 || fused()) return false;
     const Offsets stride = last_strides(tiling_.positions.data(), tiling_.rank);
     const std::int64_t last_size = tiling_.positions[static_cast<std::size_t>(std::max(0, tiling_.rank - 1))].size;
     return stride[kSource] == 1 && stride[kResult] == 1 && (forward() || stride[kGrad] == 1) &&
@@ -330,13 +377,8 @@ class Launch {
     load(addresses_.source, kSource, rows, dim, forward() ? values : output);
     if (!forward()) load(addresses_.grad, kGrad, rows, dim, values);
     if (fused()) fuse_tile(rows, dim);
-    const std::int64_t stride = tile_stride();
-    const bool slab = tiling_.shape == Shape::slab;
-    const Columns columns{slab ? slab_rows(dim) : dim.size(),
-                          slab ? stride : rows.size(),
-                          slab ? tiling_.period : rows.size(),
-                          stride,
-                          {stride, stride, stride}};
+    const std::int64_t stride = tiling_.positions_per_tile;
+    const Columns columns{dim.size(), rows.size(), rows.size(), stride, {stride, stride, stride}};
     return {true, typed(kReal, kReal), columns, forward() ? values : output, values, values};
   }
 
@@ -351,17 +393,10 @@ class Launch {
 
   void load(const void* memory, Operand operand, Range rows, Range dim, Real* tile) const {
     const auto load = kernels_.load[static_cast<int>(problem_.source)];
-    if (tiling_.shape == Shape::slab)
-      std::fill(tile + dim.size() * tiling_.period, tile + slab_rows(dim) * tiling_.width,
-                forward() ? -kInfinity : Real(0));
     for_windows(operand, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
       load(static_cast<const std::byte*>(memory) + offset * size_of(problem_.source), window, tile + at);
     });
   }
-
-  std::int64_t tile_stride() const { return tiling_.shape == Shape::slab ? tiling_.width : tiling_.positions_per_tile; }
-
-  std::int64_t slab_rows(Range dim) const { return (dim.size() * tiling_.period + tiling_.width - 1) / tiling_.width; }
 
   // body(offset in the operand, window, offset in the tile) for all pieces of a tile.
   template <typename Body>
@@ -371,22 +406,12 @@ class Launch {
     const std::int64_t stride = last_strides(groups, tiling_.rank)[operand];
     const std::int64_t dim_stride = last_strides(axis.groups.data(), axis.rank)[operand];
     for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t row, std::int64_t count) {
-      if (tiling_.shape == Shape::slab && operand >= kWhole) {
-        const std::int64_t column_stride = last_strides(problem_.inner.groups.data(), problem_.inner.rank)[operand];
-        const Window window{dim.size(), tiling_.period, dim_stride, column_stride, tiling_.period};
-        body(at[operand] + dim.begin * dim_stride, window, 0);
-        return;
-      }
-      if (tiling_.shape == Shape::slab) {
-        const Window window{.columns = dim.size() * tiling_.period};
-        body(at[operand] + dim.begin * tiling_.period, window, 0);
-        return;
-      }
-      for_stretches(
-          axis.groups.data(), axis.rank, dim, [&](const Offsets& dim_at, std::int64_t first, std::int64_t length) {
-            const Window window{length, count, dim_stride, stride, tile_stride()};
-            body(at[operand] + dim_at[operand], window, (first - dim.begin) * tile_stride() + row - rows.begin);
-          });
+      for_stretches(axis.groups.data(), axis.rank, dim,
+                    [&](const Offsets& dim_at, std::int64_t first, std::int64_t length) {
+                      const std::int64_t tile_stride = tiling_.positions_per_tile;
+                      const Window window{length, count, dim_stride, stride, tile_stride};
+                      body(at[operand] + dim_at[operand], window, (first - dim.begin) * tile_stride + row - rows.begin);
+                    });
     });
   }
 
@@ -522,13 +547,13 @@ class Launch {
     const Range live = reached(at, dim);
     void* const result = element(result_at(at[kResult]), dim.begin);
     const auto largest = static_cast<Real>(statistics.state.max), total = static_cast<Real>(statistics.state.sum);
-    if (forward() ? total == 0 : !statistics.living) return fill(result, problem_.result, dim.size(), dead_row());
+    if (!statistics.living) return fill(result, problem_.result, dim.size(), dead_row());
     const std::int64_t count = std::max<std::int64_t>(live.size(), 0);
     if (!load_row(at, live).empty) {
       if (forward())
         kernels.row_finish(count, values, largest, total, result);
       else
-        kernels.row_gradient(count, values, output, total, result);
+        kernels.row_gradient({.dim = count}, values, output, total, result);
       if (!std::isfinite(total)) clear_excluded(result, count);
     }
     fill(element(result, count), problem_.result, dim.size() - count, nothing());
@@ -538,15 +563,13 @@ class Launch {
   void fuse_tile(Range rows, Range dim) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Fused& fused = problem_.fused;
-    const bool slab = tiling_.shape == Shape::slab;
-    const std::int64_t size = slab ? slab_rows(dim) * tiling_.width : dim.size() * tile_stride();
-    const std::int64_t filled = slab ? dim.size() * tiling_.period : size;
-    if (!fused.mask) std::fill_n(excluded, filled, 0);
-    std::fill_n(excluded + filled, size - filled, 1);
+    const std::int64_t size = dim.size() * tiling_.positions_per_tile;
     if (fused.mask)
       for_windows(kMask, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
         exclude(window, offset, excluded + at);
       });
+    else
+      std::fill_n(excluded, size, 0);
     if (fused.causal)
       for_windows(kRow, rows, dim, [&](std::int64_t row, const Window& window, std::int64_t at) {
         for (std::int64_t i = 0; i < window.rows; ++i)
@@ -565,27 +588,38 @@ class Launch {
       kernels_.fuse_gradient(size, excluded, scale, empty_output(), values, output);
   }
 
-  // Where element `index` of a column of the tile is.
-  std::int64_t in_tile(std::int64_t index, std::int64_t column) const {
-    return index * (tiling_.shape == Shape::slab ? tiling_.period : tile_stride()) + column;
+  void whole_fused_columns(const View& view, std::int64_t tile) const {
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    const Range dim = part_of_dim(0);
+    std::vector<bool> living(static_cast<std::size_t>(view.columns.width));
+    for (std::size_t i = 0; i < living.size(); ++i) living[i] = living_column(dim, static_cast<std::int64_t>(i));
+    if (forward())
+      view.kernels.column_forward(view.columns, view.source, output, view.result);
+    else
+      view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
+    mend_columns(dim, view.columns.width, [&](std::int64_t i) { return living[static_cast<std::size_t>(i)]; });
+    close(view, tile, 0);
   }
 
+  // Whether a column of the tile, as it was fused, has anything that counts.
   bool living_column(Range dim, std::int64_t column) const {
-    const auto& output = Scratch<Real>::of_thread().output;
+    const auto& scratch = Scratch<Real>::of_thread();
+    const Real* const tile = forward() ? scratch.tile : scratch.output;
+    const Real nothing = forward() ? -kInfinity : empty_output();
     for (std::int64_t i = 0; i < dim.size(); ++i)
-      if (output[in_tile(i, column)] != empty_output()) return true;
+      if (tile[i * tiling_.positions_per_tile + column] != nothing) return true;
     return false;
   }
 
-  // A column of the tile, now results. Its sum of exponentials is 0 where nothing is left of it.
-  void mend_column(Range dim, std::int64_t column, Real sum, bool living) const {
-    auto& [values, output, packed, max, sums, excluded] = Scratch<Real>::of_thread();
-    const bool dead = forward() ? sum == 0 : !living;
-    if (!dead && std::isfinite(sum)) return;
-    for (std::int64_t i = 0; i < dim.size(); ++i) {
-      const std::int64_t at = in_tile(i, column);
-      if (dead || excluded[at]) values[at] = value_of(dead ? dead_row() : nothing());
-    }
+  // The tile's results.
+  template <typename IsLiving>
+  void mend_columns(Range dim, std::int64_t width, const IsLiving& is_living) const {
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    const std::int64_t stride = tiling_.positions_per_tile;
+    for (std::int64_t i = 0; i < dim.size() * stride; ++i) values[i] = excluded[i] ? value_of(nothing()) : values[i];
+    for (std::int64_t column = 0; column < width; ++column)
+      if (!is_living(column))
+        for (std::int64_t i = 0; i < dim.size(); ++i) values[i * stride + column] = value_of(dead_row());
   }
 
   const Problem& problem_;
@@ -594,12 +628,14 @@ class Launch {
   const TileKernels<Real>& tile_kernels_;
   const TypedKernels<Real>& typed_;
   const Addresses addresses_;
+  const bool streamed_;
   const int threads_;
 };
 
 }  // namespace
 
 void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses) {
+  request_large_pages(addresses.result, problem.elements() * size_of(problem.result));
   if (problem.source == DType::float64)
     Launch<double>(problem, plan, device, addresses).run(plan.splits > 1);
   else

@@ -25,9 +25,10 @@ void take_slab(Tiling& tiling, std::int64_t period, int lanes) {
   tiling.dim_per_part = tiling.dim_size * period <= kTile ? tiling.dim_size : part / period;
 }
 
-void take_columns(Tiling& tiling, int lanes) {
+void take_columns(Tiling& tiling, const Axis& inner, int lanes) {
   tiling.shape = Tiling::Shape::columns;
-  std::int64_t width = std::min<std::int64_t>(kWidestPart, round_up(tiling.positions_size, lanes));
+  if (inner.rank == 1 && inner.size >= 4 * lanes && inner.size * tiling.dim_size >= kRun) tiling.run = inner.size;
+  std::int64_t width = std::min<std::int64_t>(kWidestPart, round_up(tiling.run, lanes));
   if (tiling.dim_size * 4 * lanes <= kTile)
     width = round_up(std::max<std::int64_t>(kComfortable / tiling.dim_size, 4 * lanes), lanes);
   else
@@ -37,7 +38,7 @@ void take_columns(Tiling& tiling, int lanes) {
 
 // dim × inner is one stretch of memory in every operand, narrow enough for a slab and long enough to be worth folding.
 bool is_slab(const Problem& problem, int lanes) {
-  if (problem.inner.rank != 1 || problem.dim.rank != 1) return false;
+  if (problem.inner.rank != 1 || problem.dim.rank != 1 || problem.fused.any) return false;
   const Group& inner = problem.inner.groups[0];
   for (int operand = 0; operand < kWhole; ++operand) {
     if (operand == kGrad && problem.direction == Direction::forward) continue;
@@ -72,9 +73,12 @@ Tiling make_tiling(const Problem& problem, int lanes, Regime regime) {
         take_slab(tiling, problem.inner.size, lanes);
       } else {
         append(tiling, problem.inner);
-        take_columns(tiling, lanes);
+        tiling.run = tiling.positions_size;
+        take_columns(tiling, problem.inner, lanes);
+        return tiling;
       }
   }
+  tiling.run = tiling.positions_size;
   return tiling;
 }
 

@@ -22,21 +22,24 @@ struct Tiling {
   std::array<Group, 2 * kMaxGroups> positions{};  // what is not normalized over, the last group runs fastest
   int rank = 0;
   std::int64_t positions_size = 1;
+  std::int64_t run = 1;  // positions that tiles do not reach across, so that a tile's columns are neighbours in memory
   std::int64_t positions_per_tile = 1;
   std::int64_t width = 1;   // rows, slab: of a row of the tile, in whole vectors
   std::int64_t period = 1;  // slab: columns; otherwise positions_per_tile
   std::int64_t dim_size = 1;
   std::int64_t dim_per_part = 1;
 
-  std::int64_t tiles() const { return (positions_size + positions_per_tile - 1) / positions_per_tile; }
+  std::int64_t tiles_per_run() const { return (run + positions_per_tile - 1) / positions_per_tile; }
+  std::int64_t tiles() const { return positions_size / run * tiles_per_run(); }
   std::int64_t parts() const { return (dim_size + dim_per_part - 1) / dim_per_part; }
 };
 
 // Elements: what the first cache holds beside its operands, what the second holds, a part of a row that is read twice,
-// how many columns such a part may have, and how much work is worth a task.
+// what is worth a tile of its own, how many columns a part may have, and how much work is worth a task.
 inline constexpr std::int64_t kComfortable = 8 * 1024;
 inline constexpr std::int64_t kTile = 64 * 1024;
 inline constexpr std::int64_t kPart = 16 * 1024;
+inline constexpr std::int64_t kRun = 4 * 1024;
 inline constexpr std::int64_t kWidestPart = 256;
 inline constexpr std::int64_t kTask = 32 * 1024;
 

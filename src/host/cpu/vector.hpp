@@ -64,6 +64,26 @@ void store(Element* to, Register value) {
   *reinterpret_cast<typename Unaligned<Register>::type*>(to) = value;
 }
 
+// Past the caches, where the instruction set can: `to` must be aligned to the register's size, and fence() must follow.
+template <typename Element, typename Register>
+void stream(Element* to, Register value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Register) == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(Register) == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
+  if constexpr (sizeof(Register) == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)value);
+#endif
+  store(to, value);
+}
+
+// What was streamed is seen by other threads before what is stored from here on.
+inline void fence() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 // The first `count` elements; the others are zero and are not touched in memory.
 template <typename Register, typename Element>
 Register load_first(const Element* from, int count) {
