@@ -34,12 +34,13 @@ format: $(VENV)/linted-with  ## put everything into the house's format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
+# GCC checks the first and last byte of a vector: redzones must be wider than one, or it reaches across them
 sanitize: $(VENV)/tested-with  ## the C++ tests with address, undefined behaviour and thread sanitizers
 	for run in "address,undefined ." "thread threads"; do set -e -- $$run; build=build/sanitize-$$1; \
 	  $(BIN)/cmake -S . -B $$build -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DNDSOFTMAX_TESTS=ON \
 	    -DNDSOFTMAX_CUDA=OFF -DNDSOFTMAX_SANITIZE=$$1; \
 	  $(BIN)/cmake --build $$build; \
-	  TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir $$build -R $$2 --output-on-failure --no-tests=error; \
+	  ASAN_OPTIONS=redzone=128 TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir $$build -R $$2 --output-on-failure --no-tests=error; \
 	done
 
 bench: $(VENV)/benched-with  ## measure this machine against torch; results go to benchmarks/results

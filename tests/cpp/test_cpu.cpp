@@ -43,8 +43,9 @@ float widened(DType dtype, int bits) {
 }
 
 int narrowed(DType dtype, float value) {
+  const float tile[32] = {value};  // a tile is followed by room for one vector
   std::uint16_t memory = 0;
-  cpu::kernels<float>().store[static_cast<int>(dtype)](&value, cpu::Window{}, &memory);
+  cpu::kernels<float>().store[static_cast<int>(dtype)](tile, cpu::Window{}, &memory);
   return memory;
 }
 
