@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find include src python cmake -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml constraints.txt
 CPP := $(shell find include src tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -path '*/emulator/*.h')
 
-.PHONY: help demo test lint format bench gpu-test wheel clean
+.PHONY: help demo test lint format sanitize bench gpu-test wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,15 @@ format: $(VENV)/linted-with  ## put everything into the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+# GCC checks the first and last byte of a vector: redzones must be wider than one, or it reaches across them
+sanitize: $(VENV)/tested-with  ## the C++ tests with address, undefined behaviour and thread sanitizers
+	for run in "address,undefined ." "thread threads"; do set -e -- $$run; build=build/sanitize-$$1; \
+	  $(BIN)/cmake -S . -B $$build -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DNDSOFTMAX_TESTS=ON \
+	    -DNDSOFTMAX_CUDA=OFF -DNDSOFTMAX_SANITIZE=$$1; \
+	  $(BIN)/cmake --build $$build; \
+	  ASAN_OPTIONS=redzone=128 TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir $$build -R $$2 --output-on-failure --no-tests=error; \
+	done
 
 bench: $(VENV)/benched-with  ## measure this machine against torch; results go to benchmarks/results
 	$(BIN)/python benchmarks/bench.py

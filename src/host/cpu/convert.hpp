@@ -88,6 +88,9 @@ struct Convert<Half> {
 #elif defined(__F16C__)
   static Floats widen(Shorts value) { return (Floats)_mm256_cvtph_ps((__m128i)value); }
   static Shorts narrow(Floats value) { return (Shorts)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT); }
+#elif defined(__aarch64__)
+  static Floats widen(Shorts value) { return (Floats)vcvt_f32_f16((float16x4_t)value); }
+  static Shorts narrow(Floats value) { return (Shorts)vcvt_f16_f32((float32x4_t)value); }
 #else
   // The bits of a half, moved to where a float has them, are 2^112 times too small: the biases are 15 and 127. The
   // product is exact, denormals included; only infinity and NaN must be given float's largest exponent.

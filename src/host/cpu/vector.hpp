@@ -10,6 +10,8 @@
 
 #if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
