@@ -208,7 +208,8 @@ void run(const Case& c, bool log, bool backward, DType source_dtype, DType resul
   }
   grad.fill(0, 1);
   source.fill(backward ? (log ? -4 : 0.3) : 0, backward ? 0.1 : 3);
-  cpu::launch(problem, chosen, device, source.view().data, backward ? grad_view.data : nullptr, result.view().data);
+  cpu::launch(problem, chosen, device,
+              {source.view().data, backward ? grad_view.data : nullptr, result.view().data, nullptr, nullptr});
   ++runs;
 
   const std::vector<double> truth = expected(log, backward, source, grad, rows_of(c, source.elements()));
