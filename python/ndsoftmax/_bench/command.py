@@ -1,0 +1,205 @@
+"""`ndsoftmax bench`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+import ndsoftmax
+from ndsoftmax import _options
+from ndsoftmax._bench import ladder, plots, report
+from ndsoftmax._bench.measure import DTYPES, FILL_BYTES, MOST_BYTES, Pool, Roof, Row, header, measure, roof
+from ndsoftmax._bench.providers import NEED_CUDA, PROVIDERS
+from ndsoftmax._bench.shapes import SUITES, Case, shrunk, suite
+
+_DEFAULT_SUITES = ("attention", "vocab", "vision")
+_EPILOG = """\
+frac = time of a copy of the tensor / time of softmax: 1.00 is the speed of memory. Backward counts the copy 1.5 times.
+
+examples:
+  ndsoftmax bench                                       shapes of attention, vocabularies and vision
+  ndsoftmax bench 8x19x1024x1024 --dim 1 --peers torch,compile
+  ndsoftmax bench --suite rows --dtype bfloat16 --csv rows.csv --plot rows.png
+  ndsoftmax bench --suite ladder --json ladder.json     from the naive kernel to the last (needs a GPU and nvcc)
+  ndsoftmax bench --plot roofline.svg --roofline
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measure softmax beside other implementations and beside a copy of the same tensor."
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("shapes", nargs="*", type=_options.shape, metavar="SHAPE", help="sizes: 8x16x1024x1024")
+    suites = (*SUITES, "ladder")
+    parser.add_argument("--dim", type=_options.dims, default=(-1,), help="of these shapes: -1, or 0,2 (default: -1)")
+    parser.add_argument("--device", type=_options.device, default=argparse.SUPPRESS, help="cpu, cuda or cuda:1")
+    parser.add_argument("--suite", type=_options.words(suites), help=f"shapes that are known: {', '.join(suites)}")
+    parser.add_argument("--peers", type=_options.words(PROVIDERS), default=["torch"], help="beside ndsoftmax: torch, …")
+    parser.add_argument("--dtype", type=_options.words(DTYPES), help=f"{', '.join(DTYPES)} (default: the first two)")
+    parser.add_argument("--backward", action="store_true", help="the gradient instead of the result")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no further shape after so long")
+    parser.add_argument("--csv", type=_options.output, metavar="FILE", help="write the measurements to it")
+    parser.add_argument("--json", type=_options.output, metavar="FILE", help="write the measurements to it")
+    parser.add_argument("--plot", type=_options.figure, metavar="FILE", help="draw them: file.png or file.svg")
+    parser.add_argument("--roofline", action="store_true", help="draw --plot as throughput under the device's roof")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and report; what was measured is left behind also where Ctrl-C ends it."""
+    options.device = options.device or _options.best_device()
+    _check(options)
+    where: torch.device = options.device
+    direction = "backward" if options.backward else "forward"
+    providers = _installed(["ndsoftmax", *options.peers])
+    dtypes = options.dtype or ["float32", "bfloat16"]
+    cases = [(dtype, _cases(options, dtype)) for dtype in dtypes]
+    climbs = ladder.climbs(where) if "ladder" in options.suite else []
+    title = f"{header(where)}, {direction}"
+    print(f"{title}\n", flush=True)
+
+    width = max((len(str(case)) for _, of_dtype in cases for case in of_dtype), default=0)
+    total = sum(len(of_dtype) for _, of_dtype in cases) + len(climbs)
+    deadline = time.monotonic() + options.seconds
+    rows: list[Row] = []
+    steps: list[ladder.Step] = []
+    limit = None
+    stopped: BaseException | None = None
+    try:
+        with _progress(total + options.roofline) as step:
+            if options.roofline:
+                step("what the device can do")
+                limit = roof(where)
+            if width:
+                print(report.titles(providers, width), flush=True)
+            for row in _measured(cases, direction, providers, where, step, deadline):
+                print(report.line(row, width), flush=True)
+                rows.append(row)
+            for what, climb in climbs:
+                step(what)
+                steps.append(climb())
+                print(f"{ladder.table(steps[-1], steps)}\n", flush=True)
+    except (KeyboardInterrupt, RuntimeError) as error:  # what was measured so far is reported all the same
+        stopped = error
+    measured = len(rows) + len(steps)
+    if measured < total:
+        why = f"--seconds {options.seconds:g} were over" if stopped is None else type(stopped).__name__
+        print(f"{total - measured} of {total} shapes left out: {why}", file=sys.stderr)
+    if rows:
+        print(f"\n{report.summary(rows, providers)}")
+    if steps:
+        print(f"what each rung changed (on which other)\n{ladder.legend()}")
+    _write(options, [*rows, *(step.row for step in steps)], steps, limit, title)
+    if stopped is not None:
+        raise stopped
+    return 1 if ladder.any_wrong(steps) else 0
+
+
+def _write(
+    options: argparse.Namespace, rows: Sequence[Row], steps: Sequence[ladder.Step], limit: Roof | None, title: str
+) -> None:
+    if options.csv:
+        report.write_csv(options.csv, rows, title)
+    if options.json:
+        parts = {"roof": limit and vars(limit), "measurements": report.as_dicts(rows), "ladder": ladder.as_dicts(steps)}
+        report.write_json(options.json, title, **parts)
+    if options.plot and rows:
+        if limit:
+            plots.write_roofline(options.plot, rows, limit, title)
+        else:
+            plots.write_fracs(options.plot, rows, title)
+
+
+def _measured(
+    cases: Sequence[tuple[str, Sequence[Case]]],
+    direction: str,
+    providers: Sequence[str],
+    where: torch.device,
+    step: Callable[[str], None],
+    deadline: float,
+) -> Iterator[Row]:
+    for dtype, of_dtype in cases:
+        if not of_dtype:
+            continue
+        pool = Pool(where, DTYPES[dtype], of_dtype, 2 if direction == "backward" else 1)
+        for case in of_dtype:
+            if time.monotonic() > deadline:
+                return
+            step(f"{case} {dtype}")
+            yield measure(case, direction, providers, pool)
+
+
+# ---- what was asked for ----------------------------------------------------------------------------------------------
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises where the options do not go together, before anything is measured."""
+    if not options.shapes:
+        options.suite = options.suite or _DEFAULT_SUITES
+    options.suite = options.suite or ()
+    for shape in options.shapes:
+        if 0 in shape:
+            raise ValueError(f"{'x'.join(map(str, shape))} has no elements")
+        ndsoftmax.explain(shape, options.dim, device="cpu")  # raises where dim is out of range
+    if options.backward and {"masked", "ladder"} & set(options.suite):
+        raise ValueError("--backward: the suites masked and ladder are forward alone")
+    if options.roofline and options.backward:
+        raise ValueError("--roofline counts exponentials, of which the backward of softmax has none")
+    if options.roofline and not options.plot:
+        raise ValueError("--roofline needs a file: --plot roofline.png")
+    if options.plot:
+        _options.require("matplotlib", "bench")
+    if options.device.type == "cuda":
+        if options.device.index is not None:
+            torch.cuda.set_device(options.device)
+        return
+    if "ladder" in options.suite:
+        raise ValueError("the suite ladder needs a CUDA GPU, and ndsoftmax built for it")
+    if missing := set(options.peers) & set(NEED_CUDA):
+        raise ValueError(f"--peers: {' and '.join(sorted(missing))} need a CUDA GPU")
+
+
+def _cases(options: argparse.Namespace, dtype_name: str) -> list[Case]:
+    dtype, kind = DTYPES[dtype_name], options.device.type
+    dim = options.dim[0] if len(options.dim) == 1 else options.dim
+    cases = [Case("own", shape, dim) for shape in options.shapes]
+    for name in options.suite:
+        if name != "ladder":
+            cases += [shrunk(case, MOST_BYTES[kind], dtype) for case in suite(name, dtype, FILL_BYTES[kind])]
+    return cases
+
+
+def _installed(providers: Sequence[str]) -> list[str]:
+    found = []
+    for name in dict.fromkeys(providers):
+        try:
+            PROVIDERS[name]()
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+        else:
+            found.append(name)
+    return found
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Yields what to call before each of `total` steps, with its name. Draws on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    console = _options.require("rich.console", "cli").Console(stderr=True)
+    with _options.require("rich.progress", "cli").Progress(
+        console=console, transient=True, redirect_stdout=sys.stdout.isatty()
+    ) as progress:
+        task = progress.add_task("", total=total + 1)
+
+        def step(name: str) -> None:
+            progress.update(task, advance=1, description=name)
+
+        yield step
