@@ -43,8 +43,8 @@ sanitize: $(VENV)/tested-with  ## the C++ tests with address, undefined behaviou
 	  ASAN_OPTIONS=redzone=128 TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir $$build -R $$2 --output-on-failure --no-tests=error; \
 	done
 
-bench: $(VENV)/benched-with  ## measure this machine against torch; results go to benchmarks/results
-	$(BIN)/python benchmarks/bench.py
+bench: $(VENV)/benched-with  ## measure this machine against torch
+	$(BIN)/python -m ndsoftmax bench --suite rows,few,strided,small --dtype float32,bfloat16,float16
 
 gpu-test:  ## on a GPU machine, with the torch that is there: build, test, sanitize, measure
 	benchmarks/gpu_test.sh
@@ -73,7 +73,7 @@ $(VENV)/tested-with: $(VENV)/installed
 	touch $@
 
 $(VENV)/benched-with: $(VENV)/installed
-	$(BIN)/python -m pip install matplotlib
+	$(BIN)/python -m pip install rich matplotlib
 	touch $@
 
 # mypy reads torch's own annotations

@@ -30,12 +30,17 @@ if [ "${1:-}" != tests ]; then
   gpu=$("$PYTHON" -c "import torch; print(torch.cuda.get_device_name().replace(' ', '-').lower())")
   results="benchmarks/results/$gpu"
   mkdir -p "$results" "$OUT/results"
-  for suite in last few strided small; do
+  bench="$PYTHON -m ndsoftmax bench --dtype float32,bfloat16,float16"
+  for suite in rows few strided small; do
     step "benchmark $suite"
-    "$PYTHON" benchmarks/bench.py --suite $suite --csv "$results/$suite.csv" | tee "$results/$suite.txt"
-    "$PYTHON" benchmarks/bench.py --suite $suite --backward --csv "$results/$suite-backward.csv" |
-      tee "$results/$suite-backward.txt"
+    $bench --suite $suite --csv "$results/$suite.csv" | tee "$results/$suite.txt"
+    $bench --suite $suite --backward --csv "$results/$suite-backward.csv" | tee "$results/$suite-backward.txt"
   done
+  step "ladder"
+  $bench --suite ladder --json "$results/ladder.json" | tee "$results/ladder.txt"
+  step "roofline"
+  $bench --suite attention,vocab,vision --csv "$results/models.csv" --plot "$results/roofline.png" --roofline |
+    tee "$results/models.txt"
   cp "$results"/* "$OUT/results/"
 fi
 step "done"

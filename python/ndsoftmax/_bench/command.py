@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import torch
 
@@ -107,11 +108,15 @@ def _write(
     if options.csv:
         report.write_csv(options.csv, rows, title)
     if options.json:
-        parts = {"roof": limit and vars(limit), "measurements": report.as_dicts(rows), "ladder": ladder.as_dicts(steps)}
+        parts = {
+            "roof": limit and asdict(limit.over(rows)),
+            "measurements": report.as_dicts(rows),
+            "ladder": ladder.as_dicts(steps),
+        }
         report.write_json(options.json, title, **parts)
     if options.plot and rows:
         if limit:
-            plots.write_roofline(options.plot, rows, limit, title)
+            plots.write_roofline(options.plot, rows, limit.over(rows), title)
         else:
             plots.write_fracs(options.plot, rows, title)
 

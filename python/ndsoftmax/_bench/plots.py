@@ -30,7 +30,8 @@ def write_fracs(path: Path, rows: Sequence[Row], title: str) -> None:
             alpha=0.8,
         )
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [f"{row.case}, dim {row.case.dim}, {row.dtype}" for row in rows], fontsize=8)
+    names = [f"{row.case.what}  {row.case}, dim {row.case.dim}, {row.dtype}".strip() for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, max(1.05, axes.get_xlim()[1]))
     axes.set_xlabel("frac: time of a copy / time of softmax (1 is the speed of memory)")
@@ -41,6 +42,8 @@ def write_fracs(path: Path, rows: Sequence[Row], title: str) -> None:
 
 def write_roofline(path: Path, rows: Sequence[Row], roof: Roof, title: str) -> None:
     """Exponentials a byte against exponentials a second, a point a kernel and case, under what the device can do."""
+    from matplotlib.ticker import LogLocator
+
     figure = _figure(9, 6, title)
     axes = figure.subplots()
     ridge = roof.exps_per_second / roof.bytes_per_second
@@ -51,21 +54,27 @@ def write_roofline(path: Path, rows: Sequence[Row], roof: Roof, title: str) -> N
         corners,
         [min(roof.bytes_per_second * x, roof.exps_per_second) / 1e9 for x in corners],
         color="black",
-        label=f"copy {roof.bytes_per_second / 1e9:.4g} GB/s, exp {roof.exps_per_second / 1e9:.4g} G/s",
+        label=f"roof: copy {roof.bytes_per_second / 1e9:.4g} GB/s, exp {roof.exps_per_second / 1e9:.4g}·10⁹/s",
     )
-    for number, provider in enumerate(_providers(rows)):
+    providers = _providers(rows)
+    for number, provider in enumerate(providers):
+        beside = 2 ** (0.08 * (number - (len(providers) - 1) / 2))
         points = [
-            (intensity, row.case.numel / seconds / 1e9)
+            (intensity * beside, row.case.numel / seconds / 1e9)
             for intensity, row in zip(intensities, rows, strict=True)
             if (seconds := row.seconds.get(provider)) is not None
         ]
-        axes.plot(*zip(*points, strict=True), _MARKERS[number % len(_MARKERS)], label=provider, alpha=0.7)
+        axes.plot(*zip(*points, strict=True), _MARKERS[number % len(_MARKERS)], label=provider, alpha=0.6)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlim(left, right)
-    axes.set_xlabel("arithmetic intensity (exponentials / byte that must move)")
+    axes.xaxis.set_major_formatter(lambda x, _: f"1/{1 / x:g}" if x < 1 else f"{x:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.set_xlabel("arithmetic intensity (exponentials / byte that must move; equal ones side by side)")
     axes.set_ylabel("throughput (10⁹ exponentials / s)")
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(alpha=0.3)
     _legend(figure, axes)
     figure.savefig(path, dpi=120)
 
