@@ -80,8 +80,8 @@ def run(options: argparse.Namespace) -> int:
             if width:
                 print(report.titles(providers, width), flush=True)
             for row in _measured(cases, direction, providers, where, step, deadline):
-                print(report.line(row, width), flush=True)
                 rows.append(row)
+                print(report.line(row, width), flush=True)
             for what, climb in climbs:
                 step(what)
                 steps.append(climb())
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         stopped = error
     measured = len(rows) + len(steps)
     if measured < total:
-        why = f"--seconds {options.seconds:g} were over" if stopped is None else type(stopped).__name__
+        why = f"--seconds {options.seconds:g} were over" if stopped is None else "interrupted"
         print(f"{total - measured} of {total} shapes left out: {why}", file=sys.stderr)
     if rows:
         print(f"\n{report.summary(rows, providers)}")
@@ -160,6 +160,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--roofline needs a file: --plot roofline.png")
     if options.plot:
         _options.require("matplotlib", "bench")
+    if sys.stderr.isatty():
+        _options.require("rich.progress", "cli")
     if options.device.type == "cuda":
         if options.device.index is not None:
             torch.cuda.set_device(options.device)

@@ -97,10 +97,11 @@ class Kernels:
 
 def compiled(architectures: Sequence[int]) -> Path:
     """Compile ladder.cu for compute capabilities such as 90, unless the user's cache has it, and return the library."""
-    nvcc = shutil.which(os.environ.get("CUDACXX", "nvcc")) or shutil.which("/usr/local/cuda/bin/nvcc")
+    name = os.environ.get("CUDACXX", "nvcc")
+    nvcc = shutil.which(name)
     if nvcc is None:
-        raise RuntimeError("the suite ladder compiles its kernels with nvcc, which is not on the PATH")
-    options = ["-std=c++17", "-O3", "-shared", "-Xcompiler=-fPIC"]
+        raise RuntimeError(f"the suite ladder compiles its kernels with nvcc, and there is no {name}")
+    options = ["-std=c++17", "-O3", "-shared", "-Xcompiler=-fPIC", "--threads=0"]
     options += [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
     key = hashlib.sha256(SOURCE.read_bytes() + " ".join([nvcc, *options]).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ndsoftmax"
