@@ -8,7 +8,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SOURCES := $(shell find include src python cmake -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml constraints.txt
-CPP := $(shell find include src tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -path '*/emulator/*.h')
+CPP := $(shell find include src python tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -path '*/emulator/*.h')
 
 DOCS := sphinx myst-parser furo latex2mathml
 

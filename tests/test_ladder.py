@@ -108,6 +108,18 @@ def test_a_kernel_that_claims_too_much_is_found_out():
     assert not ladder.check(lambda x, y: torch.softmax(x, 1, out=y), x).wrong("torch", x.dtype)
 
 
+def test_climbing_in_the_emulator(kernels, monkeypatch):
+    monkeypatch.setattr(ladder, "ROWS", 2)
+    steps = [ladder.climb(kernels, torch.device("cpu"), 64, dtype) for dtype in ("float32", "float16")]
+    assert not ladder.any_wrong(steps)
+    for step, rung in zip(steps, ("online_f32x4", "safe_f16x8"), strict=True):
+        *_, ours = ladder.table(step, steps).splitlines()
+        assert ours.startswith("ndsoftmax ")
+        x = step.checks["torch"].first
+        assert step.checks[rung].first == pytest.approx(x, rel=1e-3)
+        assert step.row.frac(rung) == pytest.approx(step.row.copy / step.row.seconds[rung])
+
+
 def test_the_table_says_what_each_step_gained():
     case, right = Case("ladder", (4096, 256)), Check((0.1, 0.2, 0.3), 1.0, 1.0)
     halves = {"safe_f16": 2e-6, "safe_f16x2": None, "torch": 3e-6}

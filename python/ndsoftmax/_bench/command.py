@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -52,92 +52,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+@dataclass
+class Found:
+    """What was measured so far."""
+
+    rows: list[Row] = field(default_factory=list)
+    steps: list[ladder.Step] = field(default_factory=list)
+    roof: Roof | None = None
+
+
 def run(options: argparse.Namespace) -> int:
-    """Measure and report; what was measured is left behind also where Ctrl-C ends it."""
+    """Measure and report; what was measured is left behind also where Ctrl-C or an error ends it."""
     options.device = options.device or _options.best_device()
     _check(options)
-    where: torch.device = options.device
-    direction = "backward" if options.backward else "forward"
     providers = _installed(["ndsoftmax", *options.peers])
-    dtypes = options.dtype or ["float32", "bfloat16"]
-    cases = [(dtype, _cases(options, dtype)) for dtype in dtypes]
-    climbs = ladder.climbs(where) if "ladder" in options.suite else []
-    title = f"{header(where)}, {direction}"
+    cases = [(dtype, _cases(options, dtype)) for dtype in options.dtype or ("float32", "bfloat16")]
+    climbs = ladder.climbs(options.device) if "ladder" in options.suite else []
+    title = f"{header(options.device)}, {'backward' if options.backward else 'forward'}"
     print(f"{title}\n", flush=True)
 
-    width = max((len(str(case)) for _, of_dtype in cases for case in of_dtype), default=0)
-    total = sum(len(of_dtype) for _, of_dtype in cases) + len(climbs)
-    deadline = time.monotonic() + options.seconds
-    rows: list[Row] = []
-    steps: list[ladder.Step] = []
-    limit = None
-    stopped: BaseException | None = None
+    found, stopped = Found(), None
     try:
-        with _progress(total + options.roofline) as step:
-            if options.roofline:
-                step("what the device can do")
-                limit = roof(where)
-            if width:
-                print(report.titles(providers, width), flush=True)
-            for row in _measured(cases, direction, providers, where, step, deadline):
-                rows.append(row)
-                print(report.line(row, width), flush=True)
-            for what, climb in climbs:
-                step(what)
-                steps.append(climb())
-                print(f"{ladder.table(steps[-1], steps)}\n", flush=True)
-    except (KeyboardInterrupt, RuntimeError) as error:  # what was measured so far is reported all the same
+        _measure(options, providers, cases, climbs, found)
+    except (KeyboardInterrupt, RuntimeError) as error:
         stopped = error
-    measured = len(rows) + len(steps)
-    if measured < total:
-        why = f"--seconds {options.seconds:g} were over" if stopped is None else "interrupted"
-        print(f"{total - measured} of {total} shapes left out: {why}", file=sys.stderr)
-    if rows:
-        print(f"\n{report.summary(rows, providers)}")
-    if steps:
+    total = sum(len(of_dtype) for _, of_dtype in cases) + len(climbs)
+    if missing := total - len(found.rows) - len(found.steps):
+        why = "interrupted" if stopped else f"--seconds {options.seconds:g} were over"
+        print(f"{missing} of {total} shapes left out: {why}", file=sys.stderr)
+    if found.rows:
+        print(f"\n{report.summary(found.rows, providers)}")
+    if found.steps:
         print(f"what each rung changed (on which other)\n{ladder.legend()}")
-    _write(options, [*rows, *(step.row for step in steps)], steps, limit, title)
-    if stopped is not None:
+    _write(options, found, title)
+    if stopped:
         raise stopped
-    return 1 if ladder.any_wrong(steps) else 0
+    return 1 if ladder.any_wrong(found.steps) else 0
 
 
-def _write(
-    options: argparse.Namespace, rows: Sequence[Row], steps: Sequence[ladder.Step], limit: Roof | None, title: str
+def _measure(
+    options: argparse.Namespace,
+    providers: Sequence[str],
+    cases: Sequence[tuple[str, Sequence[Case]]],
+    climbs: Sequence[tuple[str, Callable[[], ladder.Step]]],
+    found: Found,
 ) -> None:
+    """Print what is found as it is found."""
+    deadline = time.monotonic() + options.seconds
+    width = max((len(str(case)) for _, of_dtype in cases for case in of_dtype), default=0)
+    steps = sum(len(of_dtype) for _, of_dtype in cases) + len(climbs) + options.roofline
+    with _progress(steps) as step:
+        if options.roofline:
+            step("what the device can do")
+            found.roof = roof(options.device)
+        if width:
+            print(report.titles(providers, width), flush=True)
+        for dtype, of_dtype in cases:
+            pool = Pool(options.device, DTYPES[dtype], of_dtype, 2 if options.backward else 1)
+            for case in of_dtype:
+                if time.monotonic() > deadline:
+                    return
+                step(f"{case} {dtype}")
+                found.rows.append(measure(case, "backward" if options.backward else "forward", providers, pool))
+                print(report.line(found.rows[-1], width), flush=True)
+        for what, climb in climbs:
+            if time.monotonic() > deadline:
+                return
+            step(what)
+            found.steps.append(climb())
+            print(f"{ladder.table(found.steps[-1], found.steps)}\n", flush=True)
+
+
+def _write(options: argparse.Namespace, found: Found, title: str) -> None:
+    rows = [*found.rows, *(step.row for step in found.steps)]
+    limit = found.roof and found.roof.over(rows)
     if options.csv:
         report.write_csv(options.csv, rows, title)
     if options.json:
-        parts = {
-            "roof": limit and asdict(limit.over(rows)),
-            "measurements": report.as_dicts(rows),
-            "ladder": ladder.as_dicts(steps),
-        }
-        report.write_json(options.json, title, **parts)
+        parts = {"measurements": report.as_dicts(rows), "ladder": ladder.as_dicts(found.steps)}
+        report.write_json(options.json, title, roof=limit and asdict(limit), **parts)
     if options.plot and rows:
         if limit:
-            plots.write_roofline(options.plot, rows, limit.over(rows), title)
+            plots.write_roofline(options.plot, rows, limit, title)
         else:
             plots.write_fracs(options.plot, rows, title)
-
-
-def _measured(
-    cases: Sequence[tuple[str, Sequence[Case]]],
-    direction: str,
-    providers: Sequence[str],
-    where: torch.device,
-    step: Callable[[str], None],
-    deadline: float,
-) -> Iterator[Row]:
-    for dtype, of_dtype in cases:
-        if not of_dtype:
-            continue
-        pool = Pool(where, DTYPES[dtype], of_dtype, 2 if direction == "backward" else 1)
-        for case in of_dtype:
-            if time.monotonic() > deadline:
-                return
-            step(f"{case} {dtype}")
-            yield measure(case, direction, providers, pool)
 
 
 # ---- what was asked for ----------------------------------------------------------------------------------------------

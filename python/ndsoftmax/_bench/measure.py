@@ -69,7 +69,7 @@ class Pool:
         self, device: torch.device, dtype: torch.dtype, cases: Sequence[Case], tensors_per_launch: int
     ) -> None:
         self.rotating = ROTATING_BYTES // dtype.itemsize if device.type == "cuda" else 0
-        elements = max(self.launches(case) * self.stride(case) for case in cases)
+        elements = max((self.launches(case) * self.stride(case) for case in cases), default=0)
         self.memory = [torch.randn(elements, device=device, dtype=dtype) for _ in range(tensors_per_launch)]
 
     def stride(self, case: Case) -> int:
@@ -202,7 +202,7 @@ class Roof:
     def over(self, rows: Sequence[Row]) -> Roof:
         """With the fastest copy, which on a CPU is that of a tensor in the caches."""
         copies = (row.copied_bytes / row.copy for row in rows)
-        return Roof(max(self.bytes_per_second, *copies), self.exps_per_second)
+        return Roof(max([self.bytes_per_second, *copies]), self.exps_per_second)
 
 
 def roof(device: torch.device) -> Roof:
