@@ -30,6 +30,7 @@ if [ "${1:-}" != tests ]; then
   gpu=$("$PYTHON" -c "import torch; print(torch.cuda.get_device_name().replace(' ', '-').lower())")
   results="benchmarks/results/$gpu"
   mkdir -p "$results" "$OUT/results"
+  trap 'cp "$results"/* "$OUT/results/"' EXIT
   bench="$PYTHON -m ndsoftmax bench --dtype float32,bfloat16,float16"
   for suite in rows few strided small; do
     step "benchmark $suite"
@@ -38,9 +39,9 @@ if [ "${1:-}" != tests ]; then
   done
   step "ladder"
   $bench --suite ladder --json "$results/ladder.json" | tee "$results/ladder.txt"
-  step "roofline"
-  $bench --suite attention,vocab,vision --csv "$results/models.csv" --plot "$results/roofline.png" --roofline |
-    tee "$results/models.txt"
-  cp "$results"/* "$OUT/results/"
+  step "models"
+  plot=()
+  if "$PYTHON" -c "import matplotlib"; then plot=(--plot "$results/roofline.png" --roofline); fi
+  $bench --suite attention,vocab,vision --csv "$results/models.csv" "${plot[@]}" | tee "$results/models.txt"
 fi
 step "done"

@@ -12,6 +12,7 @@ import torch
 import ndsoftmax
 from ndsoftmax import _options
 from ndsoftmax._bench import command as bench
+from ndsoftmax._bench.measure import driver
 from ndsoftmax._showcase import cases, measure, table
 
 _EPILOG = """\
@@ -105,13 +106,14 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _doctor(_: argparse.Namespace) -> int:
     info = ndsoftmax.build_info()
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     lines = {
         "ndsoftmax": f"{info['version']}, compiled by {info['compiler']}",
         "torch": torch.__version__,
         "CPU": f"{info['cpu_capability']} in use, of {', '.join(info['cpu_instruction_sets'])}; "
         f"{torch.get_num_threads()} threads",
         "CUDA": f"{info['cuda_version']}, for {', '.join(info['architectures'])}" if info["cuda"] else "not built",
-        "GPU": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
+        "GPU": ", ".join([*gpus, f"driver {driver()}"]) if gpus else "none",
     }
     devices = ["cpu", *(["cuda"] if info["cuda"] and torch.cuda.is_available() else [])]
     worst = {device: _self_test(device) for device in devices}

@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=_options.dims, default=(-1,), help="of these shapes: -1, or 0,2 (default: -1)")
     parser.add_argument("--device", type=_options.device, default=argparse.SUPPRESS, help="cpu, cuda or cuda:1")
     parser.add_argument("--suite", type=_options.words(suites), help=f"shapes that are known: {', '.join(suites)}")
-    parser.add_argument("--peers", type=_options.words(PROVIDERS), default=["torch"], help="beside ndsoftmax: torch, …")
+    peers = [name for name in PROVIDERS if name != "ndsoftmax"]
+    parser.add_argument("--peers", type=_options.words(peers), default=["torch"], help=", ".join(peers))
     parser.add_argument("--dtype", type=_options.words(DTYPES), help=f"{', '.join(DTYPES)} (default: the first two)")
     parser.add_argument("--backward", action="store_true", help="the gradient instead of the result")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no further shape after so long")

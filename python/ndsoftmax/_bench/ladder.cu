@@ -55,8 +55,7 @@ __device__ Pack<T, kWidth>* packs_of(T* row) {
 
 __device__ std::int64_t start_of_row(int dim) { return std::int64_t(blockIdx.x) * dim; }
 
-// ---- reductions
-// ------------------------------------------------------------------------------------------------------
+// ---- reductions ----------------------------------------------------------------------------------------------------
 
 struct Max {
   __device__ static float identity() { return kLowest; }
@@ -123,8 +122,7 @@ __device__ float reduce_tree(Combine combine, float value, float* partial) {
   return partial[0];
 }
 
-// ---- the rungs
-// -------------------------------------------------------------------------------------------------------
+// ---- the rungs -----------------------------------------------------------------------------------------------------
 
 __global__ void serial(Rows<float> rows) {
   const float* input = rows.input + start_of_row(rows.dim);
@@ -202,8 +200,7 @@ __global__ void online(Rows<float> rows) {
   }
 }
 
-// ---- launching
-// -------------------------------------------------------------------------------------------------------
+// ---- launching -----------------------------------------------------------------------------------------------------
 
 struct Call {
   const void* input;

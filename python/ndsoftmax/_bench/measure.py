@@ -253,8 +253,12 @@ def header(device: torch.device) -> str:
     ours = f"ndsoftmax {ndsoftmax.__version__} ({_commit()}), torch {torch.__version__}"
     if device.type == "cpu":
         return f"CPU ({ndsoftmax.build_info()['cpu_capability']}, {torch.get_num_threads()} threads), {ours}"
-    driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
-    return f"{torch.cuda.get_device_name(device)}, driver {driver or 'unknown'}, CUDA {torch.version.cuda}, {ours}"
+    return f"{torch.cuda.get_device_name(device)}, driver {driver()}, CUDA {torch.version.cuda}, {ours}"
+
+
+def driver() -> str:
+    versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return versions.split("\n")[0] or "unknown"
 
 
 def _commit() -> str:
