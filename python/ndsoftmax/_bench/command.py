@@ -100,13 +100,13 @@ def _measure(
 ) -> None:
     """Print what is found as it is found."""
     deadline = time.monotonic() + options.seconds
-    width = max((len(str(case)) for _, of_dtype in cases for case in of_dtype), default=0)
+    width = max(map(len, ["shape", *(str(case) for _, of_dtype in cases for case in of_dtype)]))
     steps = sum(len(of_dtype) for _, of_dtype in cases) + len(climbs) + options.roofline
     with _progress(steps) as step:
         if options.roofline:
             step("what the device can do")
             found.roof = roof(options.device)
-        if width:
+        if any(of_dtype for _, of_dtype in cases):
             print(report.titles(providers, width), flush=True)
         for dtype, of_dtype in cases:
             pool = Pool(options.device, DTYPES[dtype], of_dtype, 2 if options.backward else 1)

@@ -14,7 +14,7 @@ from ndsoftmax._bench.measure import Row
 
 def titles(providers: Sequence[str], width: int) -> str:
     columns = "".join(f"{name + ' µs':>14}{'frac':>7}" for name in providers)
-    return f"{'shape':<{width}} {'dim':>4}  {'dtype':<8}  {'kernel':<7}{'copy µs':>11}{columns}  what"
+    return f"{'shape':<{width}} {'dim':>5}  {'dtype':<8}  {'kernel':<7}{'copy µs':>11}{columns}  what"
 
 
 def line(row: Row, width: int) -> str:
@@ -22,7 +22,7 @@ def line(row: Row, width: int) -> str:
     fracs = [f"{'-' if frac is None else f'{frac:.2f}':>7}" for frac in map(row.frac, row.seconds)]
     cells = "".join(map("".join, zip(times, fracs, strict=True)))
     dim = str(row.case.dim).replace(" ", "")
-    start = f"{row.case!s:<{width}} {dim:>4}  {row.dtype:<8}  {row.kernel:<7}{1e6 * row.copy:>11.1f}{cells}"
+    start = f"{row.case!s:<{width}} {dim:>5}  {row.dtype:<8}  {row.kernel:<7}{1e6 * row.copy:>11.1f}{cells}"
     return f"{start}  {row.case.what}".rstrip()
 
 
