@@ -252,8 +252,16 @@ def _chain(x: Tensor) -> Tensor:
 def header(device: torch.device) -> str:
     ours = f"ndsoftmax {ndsoftmax.__version__} ({_commit()}), torch {torch.__version__}"
     if device.type == "cpu":
-        return f"CPU ({ndsoftmax.build_info()['cpu_capability']}, {torch.get_num_threads()} threads), {ours}"
+        return f"{cpu()} ({ndsoftmax.build_info()['cpu_capability']}, threads: {torch.get_num_threads()}), {ours}"
     return f"{torch.cuda.get_device_name(device)}, driver {driver()}, CUDA {torch.version.cuda}, {ours}"
+
+
+def cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def driver() -> str:
