@@ -50,7 +50,7 @@ bench: $(VENV)/benched-with  ## measure this machine against torch
 
 docs: $(VENV)/documented-with  ## build the pages into build/docs, and run their code; warnings are errors
 	$(BIN)/python docs/examples.py
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+	$(BIN)/python -m sphinx --fresh-env --write-all --fail-on-warning --keep-going --quiet docs build/docs
 
 gpu-test:  ## on a GPU machine, with the torch that is there: build, test, sanitize, measure
 	benchmarks/gpu_test.sh

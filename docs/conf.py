@@ -32,7 +32,8 @@ def _inline(translator: Any, node: nodes.math) -> None:
 
 def _block(translator: Any, node: nodes.math_block) -> None:
     formula = convert(node.astext(), display="block")
-    translator.body.append(formula.replace("<math", '<math style="overflow: visible"', 1))  # the theme adds scroll bars
+    # room above and below: the theme's box around it cuts off what sticks out
+    translator.body.append(formula.replace("<math", '<math style="padding: 0.6em 0"', 1))
     raise nodes.SkipNode
 
 
