@@ -140,6 +140,15 @@ def test_a_missing_extra_is_named():
     assert not Path("never.png").exists()
 
 
+@pytest.fixture
+def heeded_ctrl_c():
+    """What a background job starts ignores Ctrl-C, and so would the tests' children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_ctrl_c")
 def test_ctrl_c_leaves_what_was_measured(tmp_path):
     file = tmp_path / "some.json"
     arguments = ("bench", "--suite", "rows", "--dtype", "float32", "--device", "cpu", "--json", str(file))
