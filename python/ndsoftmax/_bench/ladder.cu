@@ -8,8 +8,8 @@
 //   tree_f32       subtracts the maximum, so that nothing overflows; two reductions, each a tree in shared memory
 //   safe_f32       the same, reduced by shuffles: one barrier a reduction where the tree has log2(threads) + 1
 //   safe_f32x4     and 4 elements a thread
-//   online_f32     maximum and sum in one reduction over pairs, so that rows of any width are read twice, not three
-//   times online_f32x4   and 4 elements a thread
+//   online_f32     maximum and sum in one reduction, over pairs; rows of any width, read twice instead of three times
+//   online_f32x4   and 4 elements at a time
 // float16, with arithmetic in float32
 //   safe_f16       half the bytes, but as many instructions to move them
 //   safe_f16x2     a thread 2 elements, which one 4-byte load brings
