@@ -37,6 +37,8 @@ if [ "${1:-}" != tests ]; then
     $bench --suite $suite --csv "$results/$suite.csv" | tee "$results/$suite.txt"
     $bench --suite $suite --backward --csv "$results/$suite-backward.csv" | tee "$results/$suite-backward.txt"
   done
+  step "benchmark masked"
+  $bench --suite masked --csv "$results/masked.csv" | tee "$results/masked.txt"
   step "ladder"
   $bench --suite ladder --json "$results/ladder.json" | tee "$results/ladder.txt"
   step "models"
