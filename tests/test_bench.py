@@ -219,4 +219,5 @@ def test_plots(tmp_path):
     measured = json.loads((tmp_path / "roof").read_text())
     for one in measured["measurements"]:
         assert one["bytes"] / one["copy_seconds"] * 0.99 < measured["roof"]["bytes_per_second"]
+        assert 64 * 64 / one["seconds"] * 0.99 < measured["roof"]["exps_per_second"]
     assert measured["roof"]["exps_per_second"] > 1e7
