@@ -8,9 +8,11 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SOURCES := $(shell find include src python cmake -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml constraints.txt
-CPP := $(shell find include src tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -path '*/emulator/*.h')
+CPP := $(shell find include src python tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -path '*/emulator/*.h')
 
-.PHONY: help demo test lint format sanitize bench gpu-test wheel clean
+DOCS := sphinx myst-parser furo latex2mathml
+
+.PHONY: help demo test lint format sanitize bench docs gpu-test wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,8 +45,12 @@ sanitize: $(VENV)/tested-with  ## the C++ tests with address, undefined behaviou
 	  ASAN_OPTIONS=redzone=128 TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir $$build -R $$2 --output-on-failure --no-tests=error; \
 	done
 
-bench: $(VENV)/benched-with  ## measure this machine against torch; results go to benchmarks/results
-	$(BIN)/python benchmarks/bench.py
+bench: $(VENV)/benched-with  ## measure this machine against torch
+	$(BIN)/python -m ndsoftmax bench --suite rows,few,strided,small --dtype float32,bfloat16,float16
+
+docs: $(VENV)/documented-with  ## build the pages into build/docs, and run their code; warnings are errors
+	$(BIN)/python docs/examples.py
+	$(BIN)/python -m sphinx --fresh-env --write-all --fail-on-warning --keep-going --quiet docs build/docs
 
 gpu-test:  ## on a GPU machine, with the torch that is there: build, test, sanitize, measure
 	benchmarks/gpu_test.sh
@@ -69,11 +75,15 @@ $(VENV)/installed: $(SOURCES) $(VENV)/torch
 	touch $@
 
 $(VENV)/tested-with: $(VENV)/installed
-	$(BIN)/python -m pip install pytest hypothesis expecttest cmake ninja
+	$(BIN)/python -m pip install pytest hypothesis expecttest cmake ninja rich matplotlib $(DOCS)
 	touch $@
 
 $(VENV)/benched-with: $(VENV)/installed
-	$(BIN)/python -m pip install matplotlib
+	$(BIN)/python -m pip install rich matplotlib
+	touch $@
+
+$(VENV)/documented-with: $(VENV)/installed
+	$(BIN)/python -m pip install $(DOCS)
 	touch $@
 
 # mypy reads torch's own annotations

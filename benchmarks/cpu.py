@@ -27,9 +27,19 @@ from pathlib import Path
 
 import ndsoftmax
 import torch
-from bench import DTYPES, clock_seconds, header
-from shapes import CPU, Case
+from ndsoftmax._bench.measure import DTYPES, clock_seconds, header
+from ndsoftmax._bench.shapes import Case
 from torch import Tensor
+
+# From rows shorter than a vector to rows that no cache holds, and dims that are not the last.
+CPU = [
+    *(Case("last dim", shape, -1) for shape in [(1000000, 5), (400000, 10), (100000, 50), (30000, 257)]),
+    *(Case("last dim", shape, -1) for shape in [(10000, 1024), (2000, 8192), (100, 50257), (2, 4000000)]),
+    Case("dim not last", (8, 19, 256, 256), 1),
+    Case("dim not last", (32, 512, 14, 14), 1),
+    Case("dim not last", (4096, 1024), 0),
+    Case("dim not last", (4, 100000, 8), 1),
+]
 
 ALL_DTYPES = {**DTYPES, "float64": torch.float64}
 OPERATIONS = ("softmax", "log_softmax")
@@ -212,7 +222,7 @@ def main() -> int:
     rows: list[Row] = []
     for threads in options.threads:
         torch.set_num_threads(threads)
-        title = f"{header('cpu')}, {options.operation}, results {memory}"
+        title = f"{header(torch.device('cpu'))}, {options.operation}, results {memory}"
         print(f"{title}\n")
         print_titles(width)
         of_threads = []

@@ -30,12 +30,20 @@ if [ "${1:-}" != tests ]; then
   gpu=$("$PYTHON" -c "import torch; print(torch.cuda.get_device_name().replace(' ', '-').lower())")
   results="benchmarks/results/$gpu"
   mkdir -p "$results" "$OUT/results"
-  for suite in last few strided small; do
+  trap 'cp "$results"/* "$OUT/results/"' EXIT
+  bench="$PYTHON -m ndsoftmax bench --dtype float32,bfloat16,float16"
+  for suite in rows few strided small; do
     step "benchmark $suite"
-    "$PYTHON" benchmarks/bench.py --suite $suite --csv "$results/$suite.csv" | tee "$results/$suite.txt"
-    "$PYTHON" benchmarks/bench.py --suite $suite --backward --csv "$results/$suite-backward.csv" |
-      tee "$results/$suite-backward.txt"
+    $bench --suite $suite --csv "$results/$suite.csv" | tee "$results/$suite.txt"
+    $bench --suite $suite --backward --csv "$results/$suite-backward.csv" | tee "$results/$suite-backward.txt"
   done
-  cp "$results"/* "$OUT/results/"
+  step "benchmark masked"
+  $bench --suite masked --csv "$results/masked.csv" | tee "$results/masked.txt"
+  step "ladder"
+  $bench --suite ladder --json "$results/ladder.json" | tee "$results/ladder.txt"
+  step "models"
+  plot=()
+  if "$PYTHON" -c "import matplotlib"; then plot=(--plot "$results/roofline.png" --roofline); fi
+  $bench --suite attention,vocab,vision --csv "$results/models.csv" "${plot[@]}" | tee "$results/models.txt"
 fi
 step "done"

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import ndsoftmax
 import pytest
 import torch
+from command_line import run, said_one_line
 from ndsoftmax._showcase import cases
-
-
-def run(
-    *arguments: str, command: tuple[str, ...] = (sys.executable, "-m", "ndsoftmax")
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_main_job_shows_every_shape_in_an_aligned_table(device: str) -> None:
@@ -49,9 +42,8 @@ def table(text: str) -> list[str]:
 )
 def test_bad_arguments_give_one_friendly_line(arguments: tuple[str, ...], words: str) -> None:
     result = run(*arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert words in result.stderr.splitlines()[-1]
-    assert "Traceback" not in result.stderr
+    assert said_one_line(result)
+    assert words in result.stderr
 
 
 def test_help_has_examples() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 import torch
 
 import ndsoftmax
+from ndsoftmax import _options
+from ndsoftmax._bench import command as bench
+from ndsoftmax._bench.measure import driver
 from ndsoftmax._showcase import cases, measure, table
-
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 _EPILOG = """\
 examples:
@@ -19,6 +21,7 @@ examples:
   ndsoftmax --device cpu --dtype float16        the same shapes on the CPU, all in float16
   ndsoftmax explain 8x19x1024x1024 --dim 1      the plan of one problem, and why
   ndsoftmax explain 4096x50257 --dtype bfloat16 --device H200
+  ndsoftmax bench --suite attention,vocab       how fast, beside torch and beside a copy
   ndsoftmax doctor                              what was built, what is here, and whether it computes right
 """
 
@@ -32,26 +35,30 @@ frac      time of copying the tensor / ndsoftmax's; 1.00 is the speed of memory"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = _options.Parser(
         prog="ndsoftmax",
         description="Show, for some shapes of real models on this machine, how ndsoftmax computes their softmax, "
         "how exact it is, and how fast beside torch and beside a copy of the tensor. Takes less than a minute.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", type=_device, help="cpu, cuda or cuda:1 (default: the best there is)")
-    parser.add_argument("--dtype", choices=_DTYPES, help="use this dtype for every shape")
+    parser.add_argument("--device", type=_options.device, help="cpu, cuda or cuda:1 (default: the best there is)")
+    parser.add_argument("--dtype", choices=_options.DTYPES, help="use this dtype for every shape")
     parser.set_defaults(run=_show)
     commands = parser.add_subparsers(title="commands", metavar="")
 
     explain = commands.add_parser("explain", help="print the plan of a problem, and why", argument_default=None)
-    explain.add_argument("shape", type=_shape, help="sizes with x between them: 8x16x1024x1024")
-    explain.add_argument("--dim", type=_dims, default=(-1,), help="what to normalize over: -1, or 0,2 (default: -1)")
-    explain.add_argument("--dtype", choices=_DTYPES, default="float32")
+    explain.add_argument("shape", type=_options.shape, help="sizes with x between them: 8x16x1024x1024")
+    explain.add_argument(
+        "--dim", type=_options.dims, default=(-1,), help="what to normalize over: -1, or 0,2 (default: -1)"
+    )
+    explain.add_argument("--dtype", choices=_options.DTYPES, default="float32")
     explain.add_argument("--device", help="cpu, cuda, or a GPU by name, also one that is not here: H200, A100, T4, …")
     explain.add_argument("--log", action="store_true", help="log_softmax instead of softmax")
     explain.add_argument("--backward", action="store_true", help="the gradient instead of the result")
     explain.set_defaults(run=_explain)
+
+    bench.add_arguments(commands.add_parser("bench", help="how fast softmax is, beside others and beside a copy"))
 
     doctor = commands.add_parser("doctor", help="what was built, what is here, and whether it computes right")
     doctor.set_defaults(run=_doctor)
@@ -59,19 +66,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         exit_code: int = options.run(options)
+        sys.stdout.flush()
         return exit_code
-    except (ValueError, IndexError, RuntimeError) as error:
-        parser.exit(2, f"ndsoftmax: {error}\n")
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, IndexError, TypeError, RuntimeError, OSError) as error:
+        parser.exit(2, f"ndsoftmax: {str(error).splitlines()[0]}\n")
+    except KeyboardInterrupt:
+        return 130  # as a shell has it for a program that Ctrl-C ended
 
 
 def _show(options: argparse.Namespace) -> int:
-    device = options.device or _best_device()
-    shown = cases(device.type, _DTYPES.get(options.dtype))
-    print(f"{_describe(device)}, torch {torch.__version__}, ndsoftmax {ndsoftmax.__version__}\n")
+    where = options.device or _options.best_device()
+    shown = cases(where.type, _options.DTYPES.get(options.dtype))
+    print(f"{_describe(where)}, torch {torch.__version__}, ndsoftmax {ndsoftmax.__version__}\n")
     results = []
     for number, case in enumerate(shown, start=1):
         _progress(f"{number}/{len(shown)} {case.what}")
-        results.append(measure(case, device))
+        results.append(measure(case, where))
     _progress("")
     print(f"{table(results)}\n\n{_LEGEND}")
     return 0
@@ -82,7 +95,7 @@ def _explain(options: argparse.Namespace) -> int:
         ndsoftmax.explain(
             options.shape,
             options.dim,
-            dtype=_DTYPES[options.dtype],
+            dtype=_options.DTYPES[options.dtype],
             device=options.device,
             log=options.log,
             backward=options.backward,
@@ -93,13 +106,14 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _doctor(_: argparse.Namespace) -> int:
     info = ndsoftmax.build_info()
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     lines = {
         "ndsoftmax": f"{info['version']}, compiled by {info['compiler']}",
         "torch": torch.__version__,
         "CPU": f"{info['cpu_capability']} in use, of {', '.join(info['cpu_instruction_sets'])}; "
         f"{torch.get_num_threads()} threads",
         "CUDA": f"{info['cuda_version']}, for {', '.join(info['architectures'])}" if info["cuda"] else "not built",
-        "GPU": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
+        "GPU": ", ".join([*gpus, f"driver {driver()}"]) if gpus else "none",
     }
     devices = ["cpu", *(["cuda"] if info["cuda"] and torch.cuda.is_available() else [])]
     worst = {device: _self_test(device) for device in devices}
@@ -133,39 +147,6 @@ def _self_test(device: str) -> float:
         truth = torch.log_softmax(x.double(), dim).abs().clamp(min=1)
         worst = max(worst, (error / truth).max().item() / torch.finfo(torch.float32).eps)
     return worst
-
-
-def _best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() and ndsoftmax.build_info()["cuda"] else "cpu")
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise argparse.ArgumentTypeError(f"{name!r} is neither cpu nor cuda")
-    if device.type == "cuda":
-        if not ndsoftmax.build_info()["cuda"]:
-            raise argparse.ArgumentTypeError(f"{name!r}: ndsoftmax was built without CUDA")
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise argparse.ArgumentTypeError(f"{name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(size) for size in text.split("x"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not sizes with x between them, as 8x16x1024") from None
-
-
-def _dims(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(dim) for dim in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a dim, as -1, or several, as 0,2") from None
 
 
 def _describe(device: torch.device) -> str:

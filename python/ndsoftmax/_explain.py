@@ -39,17 +39,21 @@ class Explanation:
     """The plan of one problem; prints as a short text.
 
     Attributes are those of the plan (``regime``, ``vector``, ``items``, ``threads_per_row``, ``grid``, ``block``,
-    ``cluster``, ``splits``, ``shared_bytes``, ``workspace_bytes``, ``passes``, ``why``, ``outer``, ``dim``, ``inner``),
-    and
+    ``cluster``, ``splits``, ``staged``, ``shared_bytes``, ``workspace_bytes``, ``passes``, ``why``, ``outer``, ``dim``,
+    ``inner``), and
 
     problem : str
         The operation and its dtypes.
     device : str
         Where it would run.
+    registers : int or None
+        32-bit registers in which a GPU's thread holds elements; what the compiler needs beside them is not known here.
     bytes : int
         Bytes that must move: each tensor of the call once.
+    bandwidth : float or None
+        Of the device's memory in GB/s, as NVIDIA's datasheet or the driver has it.
     seconds : float or None
-        `bytes` over the device's bandwidth as its datasheet has it; None where that is not known.
+        `bytes` at that bandwidth.
     """
 
     _PLAN = (
@@ -64,18 +68,23 @@ class Explanation:
         "block",
         "cluster",
         "splits",
+        "staged",
         "shared_bytes",
         "workspace_bytes",
         "passes",
         "why",
     )
 
-    def __init__(self, problem: str, device: str, plan: _C.Plan, moved: int, seconds: float | None) -> None:
+    def __init__(
+        self, problem: str, device: str, plan: _C.Plan, registers: int | None, moved: int, bandwidth: float | None
+    ) -> None:
         self.problem = problem
         self.device = device
         self.plan = plan
+        self.registers = registers
         self.bytes = moved
-        self.seconds = seconds
+        self.bandwidth = bandwidth
+        self.seconds = None if bandwidth is None else moved / (bandwidth * 1e9)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._PLAN:
@@ -84,7 +93,9 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything it says, as plain values."""
-        own = {name: getattr(self, name) for name in ("problem", "device", "bytes", "seconds")}
+        own = {
+            name: getattr(self, name) for name in ("problem", "device", "registers", "bytes", "bandwidth", "seconds")
+        }
         return own | {name: getattr(self.plan, name) for name in self._PLAN}
 
     def __str__(self) -> str:
@@ -96,11 +107,12 @@ class Explanation:
             "kernel": plan.regime + (", staged through shared memory" if plan.staged else ""),
             "why": plan.why,
         }
-        if self.device.startswith("CPU"):
+        if self.registers is None:
             lines["work"] = f"{plan.grid} tasks, vectors of {plan.vector}"
         else:
             lines["thread"] = (
-                f"{plan.items} × {plan.vector} elements of a {each}, {plan.threads_per_row} threads a {each}"
+                f"{plan.items} × {plan.vector} elements of a {each} in {self.registers} registers, "
+                f"{plan.threads_per_row} threads a {each}"
             )
             lines["grid"] = f"{plan.grid} blocks × {plan.block} threads" + (
                 f" in clusters of {plan.cluster}" if plan.cluster > 1 else ""
@@ -110,7 +122,7 @@ class Explanation:
             lines["splits"] = f"{plan.splits} parts a {each}, {plan.workspace_bytes} bytes of workspace"
         lines["memory"] = f"{_size(self.bytes)} to move, each element read {'once' if plan.passes == 1 else 'twice'}"
         if self.seconds is not None:
-            lines["at best"] = f"{self.seconds * 1e6:.1f} µs at the bandwidth of the datasheet"
+            lines["at best"] = f"{self.seconds * 1e6:.1f} µs at {self.bandwidth:.0f} GB/s"
         return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
 
     __repr__ = __str__
@@ -194,7 +206,8 @@ def explain(
     problem = f"{'log_softmax' if log else 'softmax'} {'backward' if backward else 'forward'} " + " → ".join(
         dict.fromkeys((source_name, result_name))
     )
-    return Explanation(problem, name, plan, moved, None if bandwidth is None else moved / (bandwidth * 1e9))
+    held = plan.items * plan.vector * source.itemsize * (2 if backward else 1)
+    return Explanation(problem, name, plan, math.ceil(held / 4) if where.kind == "cuda" else None, moved, bandwidth)
 
 
 def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:
@@ -214,7 +227,10 @@ def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:
         return _C.device("cpu", 0, threads), f"CPU ({_C.build_info()['cpu_capability']}, {threads} threads)", None
     if device.type == "cuda" and torch.cuda.is_available():
         index = torch.cuda.current_device() if device.index is None else device.index
-        return _C.device("cuda", index), torch.cuda.get_device_name(index), None
+        found = torch.cuda.get_device_properties(index)
+        clock, width = (getattr(found, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+        bandwidth = 2 * clock * width / 8 / 1e6  # of kHz and bits, two words a clock; 0 where torch does not say
+        return _C.device("cuda", index), found.name, bandwidth or None
     known = ", ".join(["cpu", *(["cuda"] if torch.cuda.is_available() else []), *_NAMED])
     raise ValueError(f"device is {asked!r}; here it may be {known}")
 

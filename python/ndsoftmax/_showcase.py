@@ -72,8 +72,8 @@ def measure(case: Case, device: torch.device) -> Result:
     return Result(
         case,
         _plan(x, y, case.dim),
-        _largest_error(ndsoftmax.softmax(x, case.dim), exact),
-        _largest_error(torch.softmax(x, case.dim), exact),
+        largest_error(ndsoftmax.softmax(x, case.dim), exact),
+        largest_error(torch.softmax(x, case.dim), exact),
         times["ndsoftmax"],
         times["torch"],
         times["copy"],
@@ -130,7 +130,8 @@ def _plan(x: Tensor, y: Tensor, dim: int) -> str:
     return f"{plan.regime}: {plan.outer} × {plan.dim} × {plan.inner}, reads {plan.passes}×"
 
 
-def _largest_error(y: Tensor, exact: Tensor) -> float:
+def largest_error(y: Tensor, exact: Tensor) -> float:
+    """In units of the last place of y's dtype."""
     limits = torch.finfo(y.dtype)
     power_of_two = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 1).clamp(min=limits.tiny)
     return float(((y.double() - exact).abs() / (limits.eps * power_of_two)).max())

@@ -1,0 +1,1 @@
+"""The benchmark: shapes, how they are measured, what is reported. `ndsoftmax bench` is its command line."""

@@ -1,0 +1,91 @@
+"""What is measured: softmax as ndsoftmax and its peers have it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import ndsoftmax
+
+# Forward takes (x, dim) and what is fused by keyword, backward (grad, y, dim).
+Provider = Callable[..., object]
+
+NEED_CUDA = ("quack", "liger")
+
+
+def _ndsoftmax() -> tuple[Provider, Provider]:
+    return ndsoftmax.softmax, ndsoftmax.ops.softmax_backward
+
+
+def _torch() -> tuple[Provider, Provider]:
+    return _torch_softmax, lambda grad, y, dim: torch._softmax_backward_data(grad, y, dim, y.dtype)
+
+
+def _compile() -> tuple[Provider, Provider]:
+    def backward(grad: Tensor, y: Tensor, dim: int) -> Tensor:
+        return y * (grad - (grad * y).sum(dim, keepdim=True))
+
+    torch._dynamo.reset()  # forget the shapes before, or it gives up specializing
+    return torch.compile(_torch_softmax, dynamic=False), torch.compile(backward, dynamic=False)
+
+
+def _quack() -> tuple[Provider, Provider]:
+    from quack.softmax import softmax_bwd, softmax_fwd
+
+    return (
+        lambda x, dim: softmax_fwd(_rows(x, dim)),
+        lambda grad, y, dim: softmax_bwd(_rows(grad, dim), _rows(y, dim)),
+    )
+
+
+def _liger() -> tuple[Provider, Provider]:
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    def backward(grad: Tensor, y: Tensor, dim: int) -> object:
+        raise NotImplementedError("Liger's backward needs the state of its forward")
+
+    return lambda x, dim: LigerSoftmaxFunction.apply(_rows(x, dim)), backward
+
+
+def _torch_softmax(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    where: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """What users of torch write for the arguments that ndsoftmax.softmax has."""
+    if bias is not None:
+        x = x + bias
+    if causal:
+        mask = _above_diagonal(x.shape[-2], x.shape[-1], x.device)
+    if where is not None:
+        mask = ~where
+    if mask is not None:
+        x = x.masked_fill(mask, -torch.inf)
+    return torch.softmax(x, dim)
+
+
+@functools.cache
+def _above_diagonal(rows: int, columns: int, device: torch.device) -> Tensor:
+    return torch.ones(rows, columns, dtype=torch.bool, device=device).triu(1)
+
+
+def _rows(x: Tensor, dim: int) -> Tensor:
+    if dim % x.dim() != x.dim() - 1:
+        raise NotImplementedError("takes the last dim only")
+    return x.view(-1, x.shape[-1])
+
+
+PROVIDERS: dict[str, Callable[[], tuple[Provider, Provider]]] = {
+    "ndsoftmax": _ndsoftmax,
+    "torch": _torch,
+    "compile": _compile,
+    "quack": _quack,
+    "liger": _liger,
+}

@@ -1,0 +1,88 @@
+"""What was measured, as text, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ndsoftmax._bench.measure import Row
+
+
+def titles(providers: Sequence[str], width: int) -> str:
+    columns = "".join(f"{name + ' µs':>14}{'frac':>7}" for name in providers)
+    return f"{'shape':<{width}} {'dim':>5}  {'dtype':<8}  {'kernel':<7}{'copy µs':>11}{columns}  what"
+
+
+def line(row: Row, width: int) -> str:
+    times = [f"{'-' if seconds is None else f'{1e6 * seconds:.1f}':>14}" for seconds in row.seconds.values()]
+    fracs = [f"{'-' if frac is None else f'{frac:.2f}':>7}" for frac in map(row.frac, row.seconds)]
+    cells = "".join(map("".join, zip(times, fracs, strict=True)))
+    dim = str(row.case.dim).replace(" ", "")
+    start = f"{row.case!s:<{width}} {dim:>5}  {row.dtype:<8}  {row.kernel:<7}{1e6 * row.copy:>11.1f}{cells}"
+    return f"{start}  {row.case.what}".rstrip()
+
+
+def summary(rows: Sequence[Row], providers: Sequence[str]) -> str:
+    """Each group's frac by provider, as geometric mean / worst."""
+    lines = [f"{'frac: geometric mean / worst':<30}{'dtype':<10}" + "".join(f"{name:>16}" for name in providers)]
+    for group, dtype in dict.fromkeys((row.case.group, row.dtype) for row in rows):
+        cells = []
+        for provider in providers:
+            members = [row.frac(provider) for row in rows if (row.case.group, row.dtype) == (group, dtype)]
+            fracs = [frac for frac in members if frac is not None]
+            missing = "*" if len(fracs) < len(members) else ""
+            cells.append(f"{statistics.geometric_mean(fracs):.3f} / {min(fracs):.3f}{missing}" if fracs else "-")
+        lines.append(f"{group:<30}{dtype:<10}" + "".join(f"{cell:>16}" for cell in cells))
+    if any(None in row.seconds.values() for row in rows):
+        lines.append("* without the shapes that the provider refuses")
+    return "\n".join([*lines, *_slower_than_torch(rows)])
+
+
+def _slower_than_torch(rows: Sequence[Row]) -> list[str]:
+    compared = [(row, row.seconds.get("ndsoftmax"), row.seconds.get("torch")) for row in rows]
+    pairs = [(row, ours / torchs) for row, ours, torchs in compared if ours is not None and torchs is not None]
+    slower = [f"  {row.case} {row.dtype} ({ratio:.2f} × its time)" for row, ratio in pairs if ratio > 1]
+    return [f"slower than torch on {len(slower)} of {len(pairs)} shapes", *slower] if pairs else []
+
+
+COLUMNS = (
+    *("group", "what", "shape", "dim", "dtype", "direction", "kernel", "provider"),
+    *("seconds", "copy_seconds", "bytes", "frac"),
+)
+
+
+def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A dict of COLUMNS for each provider that computed a case."""
+    return [
+        dict(
+            zip(
+                COLUMNS,
+                (
+                    *(row.case.group, row.case.what, str(row.case), row.case.dim, row.dtype, row.direction),
+                    *(row.kernel if provider == "ndsoftmax" else "", provider),
+                    *(float(f"{number:.5g}") for number in (seconds, row.copy)),
+                    *(row.bytes, round(row.frac(provider) or 0, 4)),
+                ),
+                strict=True,
+            )
+        )
+        for row in rows
+        for provider, seconds in row.seconds.items()
+        if seconds is not None
+    ]
+
+
+def write_csv(path: Path, rows: Sequence[Row], title: str) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.write(f"# {title}\n")
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(as_dicts(rows))
+
+
+def write_json(path: Path, title: str, **parts: Any) -> None:
+    path.write_text(json.dumps({"title": title, **parts}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

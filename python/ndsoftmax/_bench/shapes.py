@@ -1,0 +1,153 @@
+"""The shapes that the benchmark covers, by suite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_LAST_DIMS = [
+    *(1, 3, 16, 32, 50, 77, 96, 192, 256, 300, 512, 768, 1000, 1024),
+    *(1030, 2048, 3072, 4095, 4096, 5120, 8192, 10000, 16384, 30522, 32768, 49408, 50304, 64000, 65536),
+    *(102400, 129280, 200064, 256000),
+]
+_FEW_ROWS = [(rows, dim) for rows in (1, 2, 8, 32) for dim in (32000, 129280, 262144)]
+_ONE_ROW = [(1, 1 << exponent) for exponent in (20, 22, 24, 26)]
+_SMALL = [(rows, dim) for rows in (1, 32, 256, 4096) for dim in (10, 64, 197, 1000, 4096)]
+_STRIDED = [
+    ((8, 19, 1024, 1024), 1),
+    ((16, 80, 160, 160), 1),
+    ((128, 512, 14, 14), 1),
+    ((16384, 2048), 0),
+    ((512, 65536), 0),
+    ((2048, 1024, 8), 1),
+    ((64, 100000, 2), 1),
+    ((32, 2048, 2048), 1),
+    ((16, 16, 512, 511), 2),
+    ((1, 3, 5000000), 1),
+    ((1, 500000, 64), 1),
+    ((100, 10, 10, 10, 10), 2),
+]
+# batch × heads × queries × keys
+_ATTENTION = {
+    "ViT-B/16": (128, 12, 197, 197),
+    "Swin, windows": (8192, 4, 49, 49),
+    "BERT-large": (32, 16, 512, 512),
+    "GPT-2": (8, 12, 1024, 1024),
+    "Whisper, cross": (16, 20, 448, 1500),
+    "Llama 7B": (2, 32, 2048, 2048),
+    "Llama 7B, long": (1, 32, 8192, 8192),
+    "decoding": (64, 32, 1, 4096),
+    "decoding, long": (4, 32, 1, 131072),
+}
+_VOCABULARIES = {
+    "BERT": 30522,
+    "Llama 2": 32000,
+    "CLIP": 49408,
+    "GPT-2": 50257,
+    "Llama 3": 128256,
+    "DeepSeek V3": 129280,
+    "Qwen 2.5": 151936,
+    "Gemma": 256000,
+}
+_VISION = {
+    "ImageNet classes": ((4096, 1000), -1),
+    "CIFAR classes": ((65536, 10), -1),
+    "Cityscapes": ((8, 19, 1024, 1024), 1),
+    "Pascal VOC": ((8, 21, 512, 512), 1),
+    "ADE20K": ((8, 150, 512, 512), 1),
+    "COCO, boxes": ((16, 8400, 80), -1),
+    "keypoint heatmaps": ((64, 17, 3072), -1),
+    "features of a convolution": ((128, 512, 14, 14), 1),
+}
+_MASKED = {
+    "BERT-large": (32, 16, 512, 512),
+    "GPT-2": (8, 12, 1024, 1024),
+    "Llama 7B": (2, 32, 2048, 2048),
+}
+
+SUITES = ("attention", "vocab", "vision", "rows", "few", "small", "strided", "masked")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tensor and the dim to normalize."""
+
+    group: str  # of the summary
+    shape: tuple[int, ...]
+    dim: int | tuple[int, ...] = -1
+    memory_format: torch.memory_format = torch.contiguous_format
+    what: str = ""  # the model or data that it is from
+    fused: str = ""  # a key of _FUSED
+
+    def __str__(self) -> str:
+        channels_last = " channels_last" if self.memory_format == torch.channels_last else ""
+        return "x".join(map(str, self.shape)) + channels_last + (f" {self.fused}" if self.fused else "")
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+def suite(name: str, dtype: torch.dtype, fill_bytes: int) -> list[Case]:
+    """Return the cases of a suite; `rows` takes as many rows as fill `fill_bytes`."""
+    if name == "attention":
+        return [Case("attention", shape, what=what) for what, shape in _ATTENTION.items()]
+    if name == "vocab":
+        return [
+            Case("vocabulary, " + ("a token" if rows == 1 else "many tokens"), (rows, size), what=what)
+            for rows in (1024, 1)
+            for what, size in _VOCABULARIES.items()
+        ]
+    if name == "vision":
+        cases = [Case("vision", shape, dim, what=what) for what, (shape, dim) in _VISION.items()]
+        return [*cases, Case("vision", (8, 21, 512, 512), 1, torch.channels_last, "Pascal VOC")]
+    if name == "rows":
+        elements = fill_bytes // dtype.itemsize
+        return [Case(_width(dim), (elements // dim, dim)) for dim in _LAST_DIMS]
+    if name == "few":
+        return [Case("1…32 wide rows", shape) for shape in _FEW_ROWS + _ONE_ROW]
+    if name == "small":
+        return [Case("small", shape) for shape in _SMALL]
+    if name == "strided":
+        channels_last = Case("dim not last", (64, 21, 256, 256), 1, torch.channels_last)
+        return [*(Case("dim not last", shape, dim) for shape, dim in _STRIDED), channels_last]
+    return [Case(fused, shape, what=what, fused=fused) for fused in _FUSED for what, shape in _MASKED.items()]
+
+
+def _width(dim: int) -> str:
+    return "dim 1…1024" if dim <= 1024 else "dim 1025…262144"
+
+
+def shrunk(case: Case, most_bytes: int, dtype: torch.dtype) -> Case:
+    """The case with fewer rows, taken from its first dimensions, where it has more than `most_bytes`."""
+    sizes = list(case.shape)
+    for axis, size in enumerate(sizes):
+        if axis != case.dim and axis != len(sizes) - 1:
+            others = math.prod(sizes) // size * dtype.itemsize
+            sizes[axis] = min(size, max(most_bytes // others, 1))
+    return replace(case, shape=tuple(sizes))
+
+
+def _padding(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    batch, keys = shape[0], shape[-1]
+    lengths = torch.linspace(keys // 2, keys, batch, device=device)
+    return (torch.arange(keys, device=device) >= lengths[:, None]).view(batch, *[1] * (len(shape) - 2), keys)
+
+
+# What a masked case gives to softmax, by the name that the table shows.
+_FUSED: dict[str, Callable[[tuple[int, ...], torch.dtype, torch.device], dict[str, Tensor | bool]]] = {
+    "padding mask": lambda shape, dtype, device: {"mask": _padding(shape, device)},
+    "mask": lambda shape, dtype, device: {"mask": torch.rand(shape, device=device) < 0.3},
+    "where": lambda shape, dtype, device: {"where": torch.rand(shape, device=device) < 0.7},
+    "bias": lambda shape, dtype, device: {"bias": torch.randn(shape[1:], device=device, dtype=dtype)},
+    "causal": lambda shape, dtype, device: {"causal": True},
+}
+
+
+def fused(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | bool]:
+    """The keyword arguments of softmax that the case asks for."""
+    return _FUSED[case.fused](case.shape, dtype, device) if case.fused else {}

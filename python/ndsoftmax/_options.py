@@ -1,0 +1,95 @@
+"""What the command line takes: conversions that fail with one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+import ndsoftmax
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with one line, not with its usage, where it cannot go on."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() and ndsoftmax.build_info()["cuda"] else "cpu")
+
+
+def device(name: str) -> torch.device:
+    try:
+        found = torch.device(name)
+    except RuntimeError:
+        found = torch.device("meta")
+    if found.type not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"{name!r} is neither cpu nor cuda")
+    if found.type == "cuda":
+        if not ndsoftmax.build_info()["cuda"]:
+            raise argparse.ArgumentTypeError(f"{name!r}: ndsoftmax was built without CUDA")
+        if (found.index or 0) >= torch.cuda.device_count():
+            raise argparse.ArgumentTypeError(f"{name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
+    return found
+
+
+def shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not sizes with x between them, as 8x16x1024") from None
+
+
+def dims(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(dim) for dim in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dim, as -1, or several, as 0,2") from None
+
+
+def words(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Converts known words with commas between them."""
+
+    def convert(text: str) -> list[str]:
+        for word in text.split(","):
+            if word not in known:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return list(dict.fromkeys(text.split(",")))
+
+    return convert
+
+
+def output(text: str) -> Path:
+    """A file that can be written; it is left as it is."""
+    path = Path(text)
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: {error.strerror}") from None
+    if not existed:
+        path.unlink()
+    return path
+
+
+def figure(text: str) -> Path:
+    if Path(text).suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} ends in neither .png nor .svg")
+    return output(text)
+
+
+def require(module: str, extra: str) -> Any:
+    """Import what an extra brings."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise RuntimeError(f"needs {package}: pip install 'ndsoftmax[{extra}]'") from None
