@@ -106,7 +106,6 @@ BAD = [
     ("4x5 --roofline", "--plot"),
     ("4x5 --seconds soon", "soon"),
     ("--suite nothing", "ladder"),
-    ("--suite masked --backward", "masked"),
     ("--suite ladder --device cpu", "GPU"),
     ("4x5 --peers liger --device cpu", "GPU"),
 ]

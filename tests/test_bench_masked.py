@@ -13,7 +13,10 @@ from ndsoftmax._bench.shapes import fused, suite
 
 def case_of(name):
     case = next(case for case in suite("masked", torch.float32, 1 << 20) if case.fused == name)
-    return replace(case, shape=(2, 3, 24, 40))
+    beside = tuple(
+        1 if size == 1 else own for size, own in zip(case.beside, (2, 3, 24, 40)[4 - len(case.beside) :], strict=True)
+    )
+    return replace(case, shape=(2, 3, 24, 40), beside=beside if case.beside else ())
 
 
 def oracle(x, *, mask=None, where=None, bias=None, causal=False):
@@ -35,7 +38,7 @@ def oracle(x, *, mask=None, where=None, bias=None, causal=False):
 
 
 @pytest.mark.parametrize("provider", ["torch", "ndsoftmax"])
-@pytest.mark.parametrize("name", ["padding mask", "mask", "where", "bias", "causal"])
+@pytest.mark.parametrize("name", ["mask", "where", "bias", "causal"])
 def test_providers_agree_with_float64(name, provider):
     case, x = case_of(name), torch.randn(2, 3, 24, 40)
     arguments = fused(case, x.dtype, x.device)

@@ -102,5 +102,9 @@ def plan(
     device: Device,
     offsets: Sequence[int] = (0, 0, 0),
     regime: str | None = None,
+    mask: tuple[Sequence[int], Sequence[int]] | None = None,
+    bias: tuple[Sequence[int], Sequence[int]] | None = None,
+    bias_dtype: str = "float32",
+    causal: str = "",
 ) -> Plan: ...
 def coverage(plan: Plan) -> list[int]: ...

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ndsoftmax import _C
-from ndsoftmax._arguments import as_dims, is_fused, result_dtype
+from ndsoftmax._arguments import as_causal, as_dims, check_causal, is_fused, result_dtype
 
 # GPUs that plans can be made for anywhere: what plan() reads of a device, and GB/s, from NVIDIA's datasheets.
 _NAMED: dict[str, tuple[dict[str, int], float]] = {
@@ -136,6 +136,9 @@ def explain(
     device: str | torch.device | None = None,
     log: bool = False,
     backward: bool = False,
+    mask: Tensor | Sequence[int] | None = None,
+    bias: Tensor | Sequence[int] | None = None,
+    causal: bool | str = False,
 ) -> Explanation:
     """Which kernel a call would run, how, and why. Runs nothing and needs no GPU.
 
@@ -154,6 +157,10 @@ def explain(
         log_softmax instead of softmax.
     backward : bool
         The gradient instead of the result.
+    mask, bias : Tensor or sequence of int, optional
+        What would be fused, or its shape (of a bias of the input's dtype). A `where` is planned as a `mask`.
+    causal : bool or {"upper_left", "lower_right"}
+        As for :func:`ndsoftmax.softmax`. The bytes to move are those up to the diagonal.
 
     Returns
     -------
@@ -183,6 +190,7 @@ def explain(
         described = torch.empty(tuple(input), dtype=dtype or torch.float32, device="meta")
         source = result = result_dtype(described, None)
         offset = 0
+    check_causal(as_causal(causal), as_dims(dim), described.dim())
     where, name, bandwidth = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     strides = list(described.stride())
     dense = list(torch.empty_like(described).stride())
@@ -201,8 +209,15 @@ def explain(
         as_dims(dim),
         where,
         (offset, 0, 0),
+        mask=_layout(mask),
+        bias=_layout(None if backward else bias),
+        bias_dtype=str(bias.dtype if isinstance(bias, Tensor) else source).removeprefix("torch."),
+        causal=as_causal(causal),
     )
-    moved = described.numel() * (source.itemsize * (2 if backward else 1) + result.itemsize)
+    sources = source.itemsize * (2 if backward else 1)
+    moved = math.ceil(described.numel() * sources * _reached(described.shape, as_causal(causal)))
+    moved += described.numel() * result.itemsize + _stored_bytes(mask, 1)
+    moved += 0 if backward else _stored_bytes(bias, source.itemsize)
     problem = f"{'log_softmax' if log else 'softmax'} {'backward' if backward else 'forward'} " + " → ".join(
         dict.fromkeys((source_name, result_name))
     )
@@ -233,6 +248,36 @@ def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:
         return _C.device("cuda", index), found.name, bandwidth or None
     known = ", ".join(["cpu", *(["cuda"] if torch.cuda.is_available() else []), *_NAMED])
     raise ValueError(f"device is {asked!r}; here it may be {known}")
+
+
+def _layout(tensor: Tensor | Sequence[int] | None) -> tuple[list[int], list[int]] | None:
+    """The sizes and strides of a tensor, or of a contiguous one of this shape."""
+    if tensor is None:
+        return None
+    described = tensor if isinstance(tensor, Tensor) else torch.empty(tuple(tensor), device="meta")
+    return list(described.shape), list(described.stride())
+
+
+def _stored_bytes(tensor: Tensor | Sequence[int] | None, itemsize: int) -> int:
+    """The bytes of a tensor, each of those that are repeated once."""
+    if tensor is None:
+        return 0
+    sizes, strides = _layout(tensor) or ([], [])
+    stored = math.prod(size for size, stride in zip(sizes, strides, strict=True) if stride != 0)
+    return stored * (tensor.element_size() if isinstance(tensor, Tensor) else itemsize)
+
+
+def _reached(shape: Sequence[int], causal: str) -> float:
+    """The share of the elements that are not past the diagonal."""
+    if not causal:
+        return 1.0
+    rows, columns = shape[-2:]
+    diagonal = columns - rows if causal == "lower_right" else 0
+    # of the row numbers i, those in which the diagonal has entered, and in which it has left, the columns
+    first, last = max(-diagonal, 0), max(min(columns - diagonal, rows), 0)
+    partly = max(last - first, 0)
+    reached = partly * (first + last - 1 + 2 * diagonal + 2) / 2 + max(rows - max(last, 0), 0) * columns
+    return reached / max(rows * columns, 1)
 
 
 def _size(count: int) -> str:

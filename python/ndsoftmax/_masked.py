@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from ndsoftmax import _C
-from ndsoftmax._arguments import check_bias, check_causal, check_mask, wrap_dims
+from ndsoftmax._arguments import (
+    as_causal,
+    as_scale,
+    check_bias,
+    check_causal,
+    check_mask,
+    dead_rows_are_zero,
+    wrap_dims,
+)
 from ndsoftmax._library import (
     DEVICES,
     Dims,
@@ -62,6 +70,44 @@ class Options(NamedTuple):
     scale: float = 1.0
     causal: str = ""
     zero: bool = True
+
+
+class Masking(NamedTuple):
+    """What is fused, once it has been found to be right."""
+
+    mask: Tensor | None
+    bias: Tensor | None
+    options: Options
+
+
+Causal = bool | Literal["upper_left", "lower_right"]
+FullyMasked = Literal["nan", "zero"]
+
+
+def as_masking(
+    input: Tensor,
+    dims: tuple[int, ...],
+    computed_dtype: torch.dtype,
+    mask: Any,
+    where: Any,
+    bias: Any,
+    scale: Any,
+    causal: Any,
+    fully_masked: Any,
+) -> Masking:
+    """The arguments of softmax, for an input that is cast to `computed_dtype` first; raises where one is wrong."""
+    if mask is not None and where is not None:
+        raise ValueError("mask excludes and where includes: give one of them")
+    scale, causal = as_scale(scale), as_causal(causal)
+    zero = dead_rows_are_zero(fully_masked, not (mask is None and where is None and bias is None and not causal))
+    check_causal(causal, dims, input.dim())
+    if mask is not None:
+        check_mask("mask", mask, input)
+    if where is not None:
+        check_mask("where", where, input)
+    if bias is not None:
+        check_bias(bias, input, computed_dtype)
+    return Masking(mask if where is None else where, bias, Options(where is not None, scale, causal, zero))
 
 
 # ---- results and kernels

@@ -1,7 +1,7 @@
 """softmax and log_softmax as users call them: the short path for plain calls, the operators for all others."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,26 +9,12 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ndsoftmax import _C, _masked
-from ndsoftmax._arguments import (
-    as_causal,
-    as_dims,
-    as_scale,
-    check_bias,
-    check_causal,
-    check_mask,
-    check_memory,
-    check_out,
-    check_tensor,
-    dead_rows_are_zero,
-    is_fused,
-    result_dtype,
-)
+from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype
 from ndsoftmax._arrays import as_tensor, is_array, like_array
 from ndsoftmax._library import FORWARD, normalize
+from ndsoftmax._masked import Causal, FullyMasked, Masking, as_masking
 
 Dim = int | Sequence[int]
-Causal = bool | Literal["upper_left", "lower_right"]
-FullyMasked = Literal["nan", "zero"]
 
 
 def softmax(
@@ -249,7 +235,7 @@ def _long_way(
     check_tensor("input", input)
     output_dtype = result_dtype(input, dtype)
     computed_dtype = input.dtype if is_fused(input.dtype, output_dtype) else output_dtype
-    masking = _masking(input, dims, computed_dtype, **fused) if fused else None
+    masking = as_masking(input, dims, computed_dtype, **fused) if fused else None
     if out is not None:
         check_out(out, input, output_dtype, None if masking is None else masking.bias)
     plain = not torch.compiler.is_dynamo_compiling() and _are_plain(input, out, masking)
@@ -263,40 +249,6 @@ def _long_way(
         return _into(out, log, input, dims, masking)
     result = _result(plain, log, input, dims, dtype, masking)
     return result if out is None else out.copy_(result)
-
-
-class Masking(NamedTuple):
-    mask: Tensor | None
-    bias: Tensor | None
-    options: _masked.Options
-
-
-def _masking(
-    input: Tensor,
-    dims: tuple[int, ...],
-    computed_dtype: torch.dtype,
-    *,
-    mask: Any,
-    where: Any,
-    bias: Any,
-    scale: Any,
-    causal: Any,
-    fully_masked: Any,
-) -> Masking:
-    """What is fused, once it has been found to be right."""
-    if mask is not None and where is not None:
-        raise ValueError("mask excludes and where includes: give one of them")
-    scale, causal = as_scale(scale), as_causal(causal)
-    zero = dead_rows_are_zero(fully_masked, not (mask is None and where is None and bias is None and not causal))
-    check_causal(causal, dims, input.dim())
-    if mask is not None:
-        check_mask("mask", mask, input)
-    if where is not None:
-        check_mask("where", where, input)
-    if bias is not None:
-        check_bias(bias, input, computed_dtype)
-    options = _masked.Options(where is not None, scale, causal, zero)
-    return Masking(mask if where is None else where, bias, options)
 
 
 def _are_plain(input: Tensor, out: Tensor | None, masking: Masking | None) -> bool:

@@ -5,13 +5,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ndsoftmax import _C
+from ndsoftmax import _C, _masked
 from ndsoftmax._arguments import as_dims, check_tensor
 from ndsoftmax._library import BACKWARD, kernel_backward
+from ndsoftmax._masked import Causal, as_masking
 
 
 def softmax_backward(
-    grad_output: Tensor, output: Tensor, dim: int | Sequence[int] = -1, input_dtype: torch.dtype | None = None
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int | Sequence[int] = -1,
+    input_dtype: torch.dtype | None = None,
+    *,
+    mask: Tensor | None = None,
+    where: Tensor | None = None,
+    scale: float = 1.0,
+    causal: Causal = False,
 ) -> Tensor:
     """Gradient of softmax: ``output * (grad_output - sum(grad_output * output))``, in one pass over both.
 
@@ -23,6 +32,9 @@ def softmax_backward(
         What was normalized over.
     input_dtype : torch.dtype, optional
         Of the result; `output`'s by default, or a 16-bit one where `output` is float32.
+    mask, where, scale, causal
+        Those of the forward call. The result is the gradient of its input; with `scale` 1, that of its bias, still to
+        be summed over the dimensions along which that was broadcast.
 
     Returns
     -------
@@ -40,11 +52,19 @@ def softmax_backward(
     >>> ndsoftmax.ops.softmax_backward(torch.tensor([1.0, 0.0]), y)
     tensor([ 0.2500, -0.2500])
     """
-    return _backward(False, grad_output, output, dim, input_dtype)
+    return _backward(False, grad_output, output, dim, input_dtype, mask, where, scale, causal)
 
 
 def log_softmax_backward(
-    grad_output: Tensor, output: Tensor, dim: int | Sequence[int] = -1, input_dtype: torch.dtype | None = None
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int | Sequence[int] = -1,
+    input_dtype: torch.dtype | None = None,
+    *,
+    mask: Tensor | None = None,
+    where: Tensor | None = None,
+    scale: float = 1.0,
+    causal: Causal = False,
 ) -> Tensor:
     """Gradient of log_softmax: ``grad_output - exp(output) * sum(grad_output)``, in one pass over both.
 
@@ -56,18 +76,32 @@ def log_softmax_backward(
     >>> ndsoftmax.ops.log_softmax_backward(torch.tensor([1.0, 0.0]), y)
     tensor([ 0.5000, -0.5000])
     """
-    return _backward(True, grad_output, output, dim, input_dtype)
+    return _backward(True, grad_output, output, dim, input_dtype, mask, where, scale, causal)
 
 
 def _backward(
-    log: bool, grad_output: Tensor, output: Tensor, dim: int | Sequence[int], input_dtype: torch.dtype | None
+    log: bool,
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int | Sequence[int],
+    input_dtype: torch.dtype | None,
+    mask: Tensor | None,
+    where: Tensor | None,
+    scale: float,
+    causal: Causal,
 ) -> Tensor:
     check_tensor("grad_output", grad_output)
     check_tensor("output", output)
     dims = as_dims(dim)
-    if not torch.compiler.is_dynamo_compiling() and _C.are_plain(grad_output, output):
-        return kernel_backward(log, grad_output, output, dims, input_dtype)
-    return BACKWARD[log](grad_output, output, dims, input_dtype)
+    mask, _, options = as_masking(output, dims, output.dtype, mask, where, None, scale, causal, None)
+    plain = not torch.compiler.is_dynamo_compiling() and _C.are_plain(grad_output, output)
+    if mask is None and options.scale == 1 and not options.causal:
+        if plain:
+            return kernel_backward(log, grad_output, output, dims, input_dtype)
+        return BACKWARD[log](grad_output, output, dims, input_dtype)
+    if plain and (mask is None or _C.are_plain(mask, output)):
+        return _masked.kernel_backward(log, grad_output, output, mask, dims, input_dtype, *options[:3])
+    return _masked.BACKWARD[log](grad_output, output, mask, dims, input_dtype, *options[:3])
 
 
 __all__ = ["log_softmax_backward", "softmax_backward"]

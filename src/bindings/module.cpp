@@ -79,6 +79,13 @@ struct Borrowed {
   TensorView view;
 };
 
+Causal causal_named(const std::string& name) {
+  if (name.empty()) return Causal::none;
+  if (name == "upper_left") return Causal::upper_left;
+  if (name == "lower_right") return Causal::lower_right;
+  throw py::value_error("causal is '" + name + "'; it may be upper_left or lower_right");
+}
+
 // What is fused into a call, in Python's terms; mask and bias are tensors or None.
 class BorrowedFusion {
  public:
@@ -104,13 +111,6 @@ class BorrowedFusion {
   const Fusion& get() const { return fusion_; }
 
  private:
-  static Causal causal_named(const std::string& name) {
-    if (name.empty()) return Causal::none;
-    if (name == "upper_left") return Causal::upper_left;
-    if (name == "lower_right") return Causal::lower_right;
-    throw py::value_error("causal is '" + name + "'; it may be upper_left or lower_right");
-  }
-
   TensorView mask_, bias_;
   Fusion fusion_;
 };
@@ -238,9 +238,14 @@ struct Planned {
   Plan plan;
 };
 
+// A tensor that is only planned for: sizes and strides.
+using Described = std::pair<Dims, Dims>;
+
 Problem problem_of(bool log, bool backward, const std::string& source_dtype, const std::string& result_dtype,
                    const Dims& sizes, const Dims& source_strides, const Dims& grad_strides, const Dims& result_strides,
-                   const Dims& dims, const std::array<std::int64_t, kWhole>& offsets) {
+                   const Dims& dims, const std::array<std::int64_t, kWhole>& offsets,
+                   const std::optional<Described>& mask, const std::optional<Described>& bias,
+                   const std::string& bias_dtype, const std::string& causal) {
   for (const Dims* strides : {&source_strides, &grad_strides, &result_strides})
     if (strides->size() != sizes.size()) throw py::value_error("sizes and strides must have the same length");
   const auto view = [&](const std::string& dtype, const Dims& strides, std::int64_t offset) {
@@ -252,7 +257,19 @@ Problem problem_of(bool log, bool backward, const std::string& source_dtype, con
   const TensorView source = view(source_dtype, source_strides, offsets[kSource]);
   const TensorView grad = view(source_dtype, grad_strides, offsets[kGrad]);
   const TensorView result = view(result_dtype, result_strides, offsets[kResult]);
-  return make_problem(operation_of(log), source, backward ? &grad : nullptr, result, dims);
+  const auto beside = [](const std::optional<Described>& described, DType type) {
+    if (!described) return TensorView{};
+    if (described->first.size() != described->second.size())
+      throw py::value_error("sizes and strides must have the same length");
+    return TensorView{nullptr, type, static_cast<int>(described->first.size()), described->first.data(),
+                      described->second.data()};
+  };
+  const TensorView mask_view = beside(mask, DType{}), bias_view = beside(bias, dtype_named(bias_dtype));
+  Fusion fusion;
+  if (mask) fusion.mask = &mask_view;
+  if (bias) fusion.bias = &bias_view;
+  fusion.causal = causal_named(causal);
+  return make_problem(operation_of(log), source, backward ? &grad : nullptr, result, dims, fusion);
 }
 
 Planned plan_of(const Problem& problem, const Device& device, const std::optional<std::string>& regime) {
@@ -395,14 +412,17 @@ PYBIND11_MODULE(_C, module) {
       [](bool log, bool is_backward, const std::string& source_dtype, const std::string& result_dtype,
          const Dims& sizes, const Dims& source_strides, const Dims& grad_strides, const Dims& result_strides,
          const Dims& dims, const Device& device, const std::array<std::int64_t, kWhole>& offsets,
-         const std::optional<std::string>& regime) {
+         const std::optional<std::string>& regime, const std::optional<Described>& mask,
+         const std::optional<Described>& bias, const std::string& bias_dtype, const std::string& causal) {
         return plan_of(problem_of(log, is_backward, source_dtype, result_dtype, sizes, source_strides, grad_strides,
-                                  result_strides, dims, offsets),
+                                  result_strides, dims, offsets, mask, bias, bias_dtype, causal),
                        device, regime);
       },
       py::arg("log"), py::arg("backward"), py::arg("source_dtype"), py::arg("result_dtype"), py::arg("sizes"),
       py::arg("source_strides"), py::arg("grad_strides"), py::arg("result_strides"), py::arg("dims"), py::arg("device"),
-      py::arg("offsets") = std::array<std::int64_t, kWhole>{}, py::arg("regime") = py::none());
+      py::arg("offsets") = std::array<std::int64_t, kWhole>{}, py::arg("regime") = py::none(),
+      py::arg("mask") = py::none(), py::arg("bias") = py::none(), py::arg("bias_dtype") = "float32",
+      py::arg("causal") = "");
   module.def(
       "coverage", [](const Planned& planned) { return coverage(planned.problem, planned.plan); }, py::arg("plan"));
 }

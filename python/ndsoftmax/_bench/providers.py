@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import ndsoftmax
 
-# Forward takes (x, dim) and what is fused by keyword, backward (grad, y, dim).
+# Forward takes (x, dim), backward (grad, y, dim), both what is fused by keyword.
 Provider = Callable[..., object]
 
 NEED_CUDA = ("quack", "liger")
 
 
 def _ndsoftmax() -> tuple[Provider, Provider]:
-    return ndsoftmax.softmax, ndsoftmax.ops.softmax_backward
+    def backward(grad: Tensor, y: Tensor, dim: int, *, bias: Tensor | None = None, **masks: Any) -> Tensor:
+        return ndsoftmax.ops.softmax_backward(grad, y, dim, **masks)
+
+    return ndsoftmax.softmax, backward
 
 
 def _torch() -> tuple[Provider, Provider]:
-    return _torch_softmax, lambda grad, y, dim: torch._softmax_backward_data(grad, y, dim, y.dtype)
+    def backward(grad: Tensor, y: Tensor, dim: int, *, bias: Tensor | None = None, **masks: Any) -> Tensor:
+        grad_input = torch._softmax_backward_data(grad, y, dim, y.dtype)
+        mask = _excluded(y, **masks)
+        return grad_input if mask is None else grad_input.masked_fill(mask, 0)
+
+    return _torch_softmax, backward
 
 
 def _compile() -> tuple[Provider, Provider]:
-    def backward(grad: Tensor, y: Tensor, dim: int) -> Tensor:
-        return y * (grad - (grad * y).sum(dim, keepdim=True))
+    def backward(grad: Tensor, y: Tensor, dim: int, *, bias: Tensor | None = None, **masks: Any) -> Tensor:
+        grad_input = y * (grad - (grad * y).sum(dim, keepdim=True))
+        mask = _excluded(y, **masks)
+        return grad_input if mask is None else grad_input.masked_fill(mask, 0)
 
     torch._dynamo.reset()  # forget the shapes before, or it gives up specializing
     return torch.compile(_torch_softmax, dynamic=False), torch.compile(backward, dynamic=False)
@@ -62,13 +73,16 @@ def _torch_softmax(
     """What users of torch write for the arguments that ndsoftmax.softmax has."""
     if bias is not None:
         x = x + bias
+    mask = _excluded(x, mask=mask, where=where, causal=causal)
+    return torch.softmax(x if mask is None else x.masked_fill(mask, -torch.inf), dim)
+
+
+def _excluded(
+    x: Tensor, *, mask: Tensor | None = None, where: Tensor | None = None, causal: bool = False
+) -> Tensor | None:
     if causal:
-        mask = _above_diagonal(x.shape[-2], x.shape[-1], x.device)
-    if where is not None:
-        mask = ~where
-    if mask is not None:
-        x = x.masked_fill(mask, -torch.inf)
-    return torch.softmax(x, dim)
+        return _above_diagonal(x.shape[-2], x.shape[-1], x.device)
+    return mask if where is None else ~where
 
 
 @functools.cache

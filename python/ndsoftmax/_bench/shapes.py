@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,11 +62,19 @@ _VISION = {
     "keypoint heatmaps": ((64, 17, 3072), -1),
     "features of a convolution": ((128, 512, 14, 14), 1),
 }
-_MASKED = {
-    "BERT-large": (32, 16, 512, 512),
-    "GPT-2": (8, 12, 1024, 1024),
-    "Llama 7B": (2, 32, 2048, 2048),
-}
+# (shape, dim, what is fused, the shape of that)
+_MASKED: list[tuple[tuple[int, ...], int, str, tuple[int, ...]]] = [
+    ((16, 12, 512, 512), -1, "mask", (16, 1, 1, 512)),
+    ((16, 12, 512, 512), -1, "mask", (512, 512)),
+    ((16, 12, 512, 512), -1, "mask", (16, 12, 512, 512)),
+    ((2, 32, 2048, 2048), -1, "mask", (2, 1, 2048, 2048)),
+    ((1, 16, 4096, 4096), -1, "where", (4096, 4096)),
+    ((128, 6, 257, 257), -1, "mask", (128, 1, 1, 257)),
+    ((2048, 50304), -1, "where", (2048, 50304)),
+    ((8, 19, 1024, 1024), 1, "mask", (8, 19, 1, 1)),
+    ((16, 12, 512, 512), -1, "bias", (12, 512, 512)),
+    ((2, 8, 8192, 8192), -1, "causal", ()),
+]
 
 SUITES = ("attention", "vocab", "vision", "rows", "few", "small", "strided", "masked")
 
@@ -81,11 +88,13 @@ class Case:
     dim: int | tuple[int, ...] = -1
     memory_format: torch.memory_format = torch.contiguous_format
     what: str = ""  # the model or data that it is from
-    fused: str = ""  # a key of _FUSED
+    fused: str = ""  # the name of an argument of softmax
+    beside: tuple[int, ...] = ()  # the shape of that, where it is a tensor
 
     def __str__(self) -> str:
         channels_last = " channels_last" if self.memory_format == torch.channels_last else ""
-        return "x".join(map(str, self.shape)) + channels_last + (f" {self.fused}" if self.fused else "")
+        beside = f" {self.fused}" + (f" {_sizes(self.beside)}" if self.beside else "") if self.fused else ""
+        return _sizes(self.shape) + channels_last + beside
 
     @property
     def numel(self) -> int:
@@ -115,7 +124,11 @@ def suite(name: str, dtype: torch.dtype, fill_bytes: int) -> list[Case]:
     if name == "strided":
         channels_last = Case("dim not last", (64, 21, 256, 256), 1, torch.channels_last)
         return [*(Case("dim not last", shape, dim) for shape, dim in _STRIDED), channels_last]
-    return [Case(fused, shape, what=what, fused=fused) for fused in _FUSED for what, shape in _MASKED.items()]
+    return [Case("masked", shape, dim, fused=fused, beside=beside) for shape, dim, fused, beside in _MASKED]
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _width(dim: int) -> str:
@@ -129,25 +142,17 @@ def shrunk(case: Case, most_bytes: int, dtype: torch.dtype) -> Case:
         if axis != case.dim and axis != len(sizes) - 1:
             others = math.prod(sizes) // size * dtype.itemsize
             sizes[axis] = min(size, max(most_bytes // others, 1))
-    return replace(case, shape=tuple(sizes))
-
-
-def _padding(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    batch, keys = shape[0], shape[-1]
-    lengths = torch.linspace(keys // 2, keys, batch, device=device)
-    return (torch.arange(keys, device=device) >= lengths[:, None]).view(batch, *[1] * (len(shape) - 2), keys)
-
-
-# What a masked case gives to softmax, by the name that the table shows.
-_FUSED: dict[str, Callable[[tuple[int, ...], torch.dtype, torch.device], dict[str, Tensor | bool]]] = {
-    "padding mask": lambda shape, dtype, device: {"mask": _padding(shape, device)},
-    "mask": lambda shape, dtype, device: {"mask": torch.rand(shape, device=device) < 0.3},
-    "where": lambda shape, dtype, device: {"where": torch.rand(shape, device=device) < 0.7},
-    "bias": lambda shape, dtype, device: {"bias": torch.randn(shape[1:], device=device, dtype=dtype)},
-    "causal": lambda shape, dtype, device: {"causal": True},
-}
+    last = sizes[len(sizes) - len(case.beside) :]
+    beside = tuple(min(own, size) for own, size in zip(case.beside, last, strict=True))
+    return replace(case, shape=tuple(sizes), beside=beside)
 
 
 def fused(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | bool]:
-    """The keyword arguments of softmax that the case asks for."""
-    return _FUSED[case.fused](case.shape, dtype, device) if case.fused else {}
+    """The keyword arguments of softmax that the case asks for; masks exclude a third of the elements."""
+    if case.fused == "causal":
+        return {"causal": True}
+    if case.fused == "bias":
+        return {"bias": torch.randn(case.beside, device=device, dtype=dtype)}
+    if case.fused:
+        return {case.fused: (torch.rand(case.beside, device=device) < 1 / 3) == (case.fused == "mask")}
+    return {}

@@ -281,8 +281,11 @@ class Launch {
         view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
       else
         view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
-      if (fused())
-        mend_columns(part_of_dim(part), view.columns.width, [&](std::int64_t i) { return statistics[i].living; });
+      if (fused()) {
+        const std::int64_t width = view.columns.width;
+        const bool unbounded = std::any_of(sum, sum + width, [](Real total) { return !std::isfinite(total); });
+        mend_columns(part_of_dim(part), width, unbounded, [&](std::int64_t i) { return statistics[i].living; });
+      }
       if (tiling_.shape == Shape::columns) close(view, tile, part);
     });
   }
@@ -333,6 +336,7 @@ class Launch {
     const void* source;
     const void* grad;
     void* result;
+    bool unbounded = false;  // of what is fused: its results may be NaN
   };
 
   // body(view) for what a part of a tile consists of: a slab is a block of whole rows of `width`, and the rest.
@@ -376,10 +380,10 @@ class Launch {
     }
     load(addresses_.source, kSource, rows, dim, forward() ? values : output);
     if (!forward()) load(addresses_.grad, kGrad, rows, dim, values);
-    if (fused()) fuse_tile(rows, dim);
+    const bool unbounded = fused() && fuse_tile(rows, dim);
     const std::int64_t stride = tiling_.positions_per_tile;
     const Columns columns{dim.size(), rows.size(), rows.size(), stride, {stride, stride, stride}};
-    return {true, typed(kReal, kReal), columns, forward() ? values : output, values, values};
+    return {true, typed(kReal, kReal), columns, forward() ? values : output, values, values, unbounded};
   }
 
   void close(const View& view, std::int64_t tile, std::int64_t part) const {
@@ -446,7 +450,9 @@ class Launch {
     for (std::int64_t row = 0; row < window.rows; ++row) {
       const unsigned char* from = mask + row * window.row_stride;
       unsigned char* to = excluded + row * window.tile_stride;
-      if (window.column_stride == 1)
+      if (window.column_stride == 0)
+        std::fill_n(to, window.columns, (*from != 0) != includes);
+      else if (window.column_stride == 1)
         for (std::int64_t i = 0; i < window.columns; ++i) to[i] = (from[i] != 0) != includes;
       else
         for (std::int64_t i = 0; i < window.columns; ++i) to[i] = (from[i * window.column_stride] != 0) != includes;
@@ -560,7 +566,8 @@ class Launch {
   }
 
   // A tile of columns, once its elements are loaded.
-  void fuse_tile(Range rows, Range dim) const {
+  // Returns whether a result may be NaN where it should not.
+  bool fuse_tile(Range rows, Range dim) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Fused& fused = problem_.fused;
     const std::int64_t size = dim.size() * tiling_.positions_per_tile;
@@ -582,10 +589,9 @@ class Launch {
         add_bias(window, offset, output + at);
       });
     const auto scale = static_cast<Real>(fused.scale);
-    if (forward())
-      kernels_.fuse(size, excluded, fused.bias ? output : nullptr, scale, values);
-    else
-      kernels_.fuse_gradient(size, excluded, scale, empty_output(), values, output);
+    if (!forward()) return kernels_.fuse_gradient(size, excluded, scale, empty_output(), values, output).unbounded;
+    const Seen<Real> seen = kernels_.fuse(size, excluded, fused.bias ? output : nullptr, scale, values);
+    return seen.nan || seen.max == kInfinity;
   }
 
   void whole_fused_columns(const View& view, std::int64_t tile) const {
@@ -597,7 +603,8 @@ class Launch {
       view.kernels.column_forward(view.columns, view.source, output, view.result);
     else
       view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
-    mend_columns(dim, view.columns.width, [&](std::int64_t i) { return living[static_cast<std::size_t>(i)]; });
+    mend_columns(dim, view.columns.width, view.unbounded,
+                 [&](std::int64_t i) { return living[static_cast<std::size_t>(i)]; });
     close(view, tile, 0);
   }
 
@@ -611,12 +618,14 @@ class Launch {
     return false;
   }
 
-  // The tile's results.
+  // The tile's results; `unbounded`: they may be NaN.
   template <typename IsLiving>
-  void mend_columns(Range dim, std::int64_t width, const IsLiving& is_living) const {
+  void mend_columns(Range dim, std::int64_t width, bool unbounded, const IsLiving& is_living) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const std::int64_t stride = tiling_.positions_per_tile;
-    for (std::int64_t i = 0; i < dim.size() * stride; ++i) values[i] = excluded[i] ? value_of(nothing()) : values[i];
+    if (unbounded)
+      for (std::int64_t i = 0; i < dim.size() * stride; ++i)
+        if (excluded[i]) values[i] = value_of(nothing());
     for (std::int64_t column = 0; column < width; ++column)
       if (!is_living(column))
         for (std::int64_t i = 0; i < dim.size(); ++i) values[i * stride + column] = value_of(dead_row());
