@@ -93,6 +93,7 @@ struct RowArguments {
   std::int64_t dim;
   std::int64_t first_block;
   int live;     // vectors that any thread has of a row
+  int lanes;    // that share one
   bool ragged;  // some row begins or ends within a vector
   KernelAxis<kOperandsOf<Operation>> outer;
   std::int64_t mask_step, bias_step;  // along a row

@@ -24,6 +24,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
                                            Lanes{kLayout.lanes}, WarpExchange{});
 }
 
+constexpr int kStagedMaxLog2Items = tuning::kWarpMaxLog2Dim - 5;  // of the widest row, over the lanes of a warp
+
 // Copies `count` elements between global and shared memory, both aligned to a vector.
 template <typename T>
 __device__ __forceinline__ void copy(const T* from, T* to, int count) {
@@ -44,16 +46,17 @@ __device__ __forceinline__ auto offsets_of_fused(const RowArguments<Operation>& 
     return Offsets<kWhole>{};
 }
 
-template <typename Operation, int kLog2Dim>
+// Teams of kLanes lanes, or, where that is 0, of as many as the plan says: fused kernels are large, and those that
+// differ in their lanes alone are one.
+template <typename Operation, int kItems, int kLanes>
 __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   constexpr bool kBackward = Operation::kDirection == Direction::backward;
-  constexpr int kLanes = tuning::staged_lanes(kLog2Dim), kItems = (1 << kLog2Dim) / kLanes;
-  constexpr int kTeams = tuning::kWarpBlock / kLanes;
 
   const int dim = static_cast<int>(arguments.dim);
-  const int rows_per_block = tuning::staged_rows_per_block(kLog2Dim, dim, sizeof(Source), sizeof(Result));
+  const int lanes = kLanes > 0 ? kLanes : arguments.lanes, teams = tuning::kWarpBlock / lanes;
+  const int rows_per_block = tuning::staged_rows_per_block(lanes, dim, sizeof(Source), sizeof(Result));
   const std::int64_t first = (arguments.first_block + blockIdx.x) * rows_per_block;
   const int rows = static_cast<int>(min(static_cast<std::int64_t>(rows_per_block), arguments.rows - first));
 
@@ -67,9 +70,9 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   if constexpr (kBackward) copy(arguments.grad + first * dim, grad, rows * dim);
   __syncthreads();
 
-  const int lane = threadIdx.x % kLanes;
-  for (int turn = 0; turn < rows; turn += kTeams) {
-    const int row = turn + threadIdx.x / kLanes;
+  const int lane = threadIdx.x % lanes;
+  for (int turn = 0; turn < rows; turn += teams) {
+    const int row = turn + threadIdx.x / lanes;
     const bool exists = row < rows;
     const FusedRow<Operation, int> fused(arguments, offsets_of_fused(arguments, exists ? first + row : 0), dim);
     Extras<Operation, 1> extras[kItems];
@@ -77,7 +80,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= arguments.live) break;
-      const int element = item * kLanes + lane, at = row * dim + element;
+      const int element = item * lanes + lane, at = row * dim + element;
       if (exists && element < dim) {
         fused.load(element, extras[item]);
         fused.resolve(element, extras[item]);
@@ -86,12 +89,12 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
         terms[item] = Operation::nothing();
       }
     }
-    const auto state = Operation::template reduce<kItems, 1, 1>(terms, arguments.live, Lanes{kLanes});
+    const auto state = Operation::template reduce<kItems, 1, 1>(terms, arguments.live, Lanes{lanes});
     const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= arguments.live) break;
-      const int element = item * kLanes + lane;
+      const int element = item * lanes + lane;
       if (exists && element < dim)
         result[row * dim + element] = narrow<Result>(finish(terms[item], extras[item].include(0)));
     }
@@ -100,14 +103,31 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   copy(result, arguments.result + first * dim, rows * dim);
 }
 
+// Calls visitor(items, lanes), both constants.
+template <typename Operation, typename Visitor>
+void visit_staged(int log2_dim, const Visitor& visitor) {
+  using std::integral_constant;
+  if constexpr (Operation::kFused) {
+    const int items = (1 << log2_dim) / tuning::staged_lanes(log2_dim);
+    visit_int<1, kStagedMaxLog2Items>(std::bit_width(static_cast<unsigned>(items)) - 1, [&](auto log2_items) {
+      visitor(integral_constant<int, 1 << log2_items>{}, integral_constant<int, 0>{});
+    });
+  } else {
+    visit_int<1, tuning::kWarpMaxLog2Dim>(log2_dim, [&](auto log2_dim) {
+      constexpr int kLanes = tuning::staged_lanes(log2_dim);
+      visitor(integral_constant<int, (1 << log2_dim) / kLanes>{}, integral_constant<int, kLanes>{});
+    });
+  }
+}
+
 }  // namespace
 
 void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     if (plan.staged) {
-      visit_int<1, tuning::kWarpMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
-        launch_grid(staged_rows<Operation, log2_dim>, arguments, plan, pointers, stream);
+      visit_staged<Operation>(plan.log2_dim, [&](auto items, auto lanes) {
+        launch_grid(staged_rows<Operation, items, lanes>, arguments, plan, pointers, stream);
       });
     } else {
       constexpr int kSmallest = std::bit_width(static_cast<unsigned>(Row<Operation, int>::kVector)) - 1;

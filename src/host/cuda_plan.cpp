@@ -76,7 +76,7 @@ int staged_bytes(const Problem& problem) {
   const int dim = static_cast<int>(problem.dim.size);
   const int source = size_of(problem.source), result = size_of(problem.result);
   const int sources = problem.direction == Direction::backward ? 2 : 1;
-  const int rows = tuning::staged_rows_per_block(std::max(1, log2_up(dim)), dim, source, result);
+  const int rows = tuning::staged_rows_per_block(tuning::staged_lanes(std::max(1, log2_up(dim))), dim, source, result);
   return rows * dim * (sources * source + (source == result ? 0 : result));  // in place where sizes are equal
 }
 
@@ -114,7 +114,7 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
     plan.threads_per_row = tuning::staged_lanes(plan.log2_dim);
     plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row));
     plan.rows_per_block =
-        tuning::staged_rows_per_block(plan.log2_dim, dim, size_of(problem.source), size_of(problem.result));
+        tuning::staged_rows_per_block(plan.threads_per_row, dim, size_of(problem.source), size_of(problem.result));
     plan.shared_bytes = staged_bytes(problem);
     plan.why = "rows that do not start on 16 bytes: a run of them, through shared memory";
   } else {

@@ -55,8 +55,8 @@ constexpr int staged_lanes(int log2_dim) {
 }
 
 // Rows that a block stages: a whole number of turns of its teams, and of 16-byte vectors of source and result.
-constexpr int staged_rows_per_block(int log2_dim, int dim, int source_bytes, int result_bytes) {
-  const int teams = kWarpBlock / staged_lanes(log2_dim);
+constexpr int staged_rows_per_block(int lanes, int dim, int source_bytes, int result_bytes) {
+  const int teams = kWarpBlock / lanes;
   const int vector = kVectorBytes / (source_bytes < result_bytes ? source_bytes : result_bytes);
   const int rows = teams > vector ? teams : vector;
   const int turns = kStagedBytes / (rows * dim * source_bytes);
