@@ -23,7 +23,9 @@ def test_forward_and_backward(capability: str) -> None:
         f"assert ndsoftmax.build_info()['cpu_capability'] == {capability!r}; "
         "sys.exit(pytest.main(sys.argv[1:]))"
     )
-    tests = [str(here / name) for name in ("test_forward.py", "test_backward.py", "test_numbers.py")]
+    numeric = ("test_forward.py", "test_backward.py", "test_numbers.py")
+    masked = ("test_forward", "test_backward")
+    tests = [str(here / name) for name in (*numeric, *(f"test_masked.py::{name}" for name in masked))]
     result = subprocess.run(
         [sys.executable, "-c", script, "-q", "-p", "no:cacheprovider", "-k", "cpu", *tests],
         env={**os.environ, "NDSOFTMAX_CPU_CAPABILITY": capability},
