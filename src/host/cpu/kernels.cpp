@@ -195,17 +195,21 @@ void for_vectors(std::int64_t dim, const Body& body) {
   if (i < dim) body(i, 0, static_cast<int>(dim - i));
 }
 
-// body(offset, chain) for as many elements as two vectors have, as often as they are there; where the rest begins.
-template <typename Body>
-std::int64_t for_interleaved(std::int64_t dim, const Body& body) {
+// pairs(offset, chain) for as many neighbouring elements as two vectors have, as often as they are there from where
+// `to` is aligned, and rest(offset, chain, count), as for_vectors, for what lies before and after. Short rows are not
+// aligned.
+template <typename Element, typename Pairs, typename Rest>
+void for_interleaved(std::int64_t dim, const Element* to, const Pairs& pairs, const Rest& rest) {
   constexpr int step = 2 * kLanes<float>;
-  std::int64_t i = 0;
+  const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) / sizeof(Element) % step);
+  std::int64_t i = dim >= 16 * step && misaligned > 0 ? step - misaligned : 0;
+  for_vectors<float>(i, rest);
   for (; i + 2 * step <= dim; i += 2 * step) {
-    body(i, 0);
-    body(i + step, 2);
+    pairs(i, 0);
+    pairs(i + step, 2);
   }
-  for (; i + step <= dim; i += step) body(i, 0);
-  return i;
+  for (; i + step <= dim; i += step) pairs(i, 0);
+  for_vectors<float>(dim - i, [&](std::int64_t offset, int chain, auto count) { rest(i + offset, chain, count); });
 }
 
 template <typename Real, typename Element, int lanes>
@@ -349,41 +353,49 @@ template <Operation operation, typename Real, typename Source, typename Result>
   });
 }
 
+template <typename Element>
+inline constexpr std::int64_t kPage = 4096 / sizeof(Element);
+
 template <Operation operation, typename Real, typename Source>
 Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* output) {
   Accumulators<Real> products(0);
-  std::int64_t begin = 0;
-  if constexpr (std::is_same_v<Source, BFloat16>)
-    begin = for_interleaved(dim, [&](std::int64_t i, int chain) {
+  const auto one = [&](std::int64_t i, int chain, auto count) {
+    products.part[chain] +=
+        product_of<operation, Real>(read<Real>(grad + i, count, Real(0)), read<Real>(output + i, count, Real(0)));
+  };
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    const auto two = [&](std::int64_t i, int chain) {
       const auto g = Interleaved::load(grad + i), y = Interleaved::load(output + i);
       products.part[chain] += product_of<operation, float>(g.even, y.even);
       products.part[chain + 1] += product_of<operation, float>(g.odd, y.odd);
-    });
-  for_vectors<Real>(dim - begin, [&](std::int64_t i, int chain, auto count) {
-    products.part[chain] += product_of<operation, Real>(read<Real>(grad + begin + i, count, Real(0)),
-                                                        read<Real>(output + begin + i, count, Real(0)));
-  });
+    };
+    for_interleaved(dim, grad, two, one);
+  } else {
+    for_vectors<Real>(dim, one);
+  }
   return products.sum();
 }
 
 template <Operation operation, typename Real, typename Source, typename Result, typename Fetch>
 void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result,
                   bool streamed, const Fetch& fetch) {
-  std::int64_t begin = 0;
-  if constexpr (std::is_same_v<Source, BFloat16> && std::is_same_v<Result, BFloat16>)
-    begin = for_interleaved(dim, [&](std::int64_t i, int) {
+  const auto one = [&](std::int64_t i, auto count) {
+    fetch(i);
+    const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
+    return gradient_of<operation, Real>(g, y, sum);
+  };
+  if constexpr (std::is_same_v<Source, BFloat16> && std::is_same_v<Result, BFloat16>) {
+    const auto two = [&](std::int64_t i, int) {
       fetch(i);
       const auto g = Interleaved::load(grad + i), y = Interleaved::load(output + i);
       Interleaved{gradient_of<operation, float>(g.even, y.even, sum), gradient_of<operation, float>(g.odd, y.odd, sum)}
           .store(result + i);
-    });
-  write_row<operation == Operation::log_softmax, Real>(
-      dim - begin, result + begin, streamed, [&](std::int64_t i, auto count) {
-        fetch(begin + i);
-        const Vector<Real> g = read<Real>(grad + begin + i, count, Real(0)),
-                           y = read<Real>(output + begin + i, count, Real(0));
-        return gradient_of<operation, Real>(g, y, sum);
-      });
+    };
+    for_interleaved(dim, result, two,
+                    [&](std::int64_t i, int, auto count) { write<Real>(result + i, one(i, count), count); });
+  } else {
+    write_row<operation == Operation::log_softmax, Real>(dim, result, streamed, one);
+  }
 }
 
 // Short rows of 16 bits wait for their reductions, so several advance together; the processor fetches them well enough
@@ -405,7 +417,7 @@ template <Operation operation, typename Real, typename Source, typename Result>
     for (std::int64_t row = 0; row < count; ++row) {
       const auto fetch = [=, far_g = g + ahead * rows.stride[kGrad], far_y = y + ahead * rows.stride[kSource],
                           far_to = to + ahead * rows.stride[kResult]](std::int64_t i) {
-        if constexpr (narrow) return;
+        if (narrow && rows.dim < 4096) return;
         __builtin_prefetch(far_g + i);
         __builtin_prefetch(far_y + i);
         if (ahead > 1) __builtin_prefetch(far_to + i, 1);
@@ -426,8 +438,12 @@ template <Operation operation, typename Real, typename Source>
 
 template <Operation operation, typename Real, typename Source, typename Result>
 [[gnu::flatten]] void row_gradients(const Rows& part, const void* grad, const void* output, Real sum, void* result) {
-  row_gradient<operation, Real>(part.dim, static_cast<const Source*>(grad), static_cast<const Source*>(output),
-                                broadcast(sum), static_cast<Result*>(result), part.streamed, [](std::int64_t) {});
+  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
+  row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), static_cast<Result*>(result), part.streamed,
+                                [=](std::int64_t i) {
+                                  __builtin_prefetch(g + i + kPage<Source>);
+                                  __builtin_prefetch(y + i + kPage<Source>);
+                                });
   if (part.streamed) fence();
 }
 

@@ -298,21 +298,19 @@ class Launch {
     for (std::int64_t part = 0; part < tiling_.parts(); ++part) finish_part(tile, part, total.data());
   }
 
-  // All threads share the parts; the statistics are combined in their order, whoever computed them.
+  // All threads share the parts of one tile after another: the second reading finds what the last cache still has. The
+  // statistics are combined in the order of the parts, whoever computed them.
   void shared() const {
-    const std::int64_t parts = tiling_.parts(), period = tiling_.period, tasks = tiling_.tiles() * parts;
-    std::vector<Statistics> statistics(static_cast<std::size_t>(tasks * period), identity());
-    parallel_for(tasks, threads_, [&](std::int64_t task) {
-      part_statistics(task / parts, task % parts, &statistics[static_cast<std::size_t>(task * period)]);
-    });
-    parallel_for(tiling_.tiles(), threads_, [&](std::int64_t tile) {
-      Statistics* total = &statistics[static_cast<std::size_t>(tile * parts * period)];
-      for (std::int64_t i = period; i < parts * period; ++i) total[i % period].combine(total[i]);
-    });
-    parallel_for(tasks, threads_, [&](std::int64_t task) {
-      const std::int64_t tile = task / parts;
-      finish_part(tile, task % parts, &statistics[static_cast<std::size_t>(tile * parts * period)]);
-    });
+    const std::int64_t parts = tiling_.parts(), period = tiling_.period;
+    std::vector<Statistics> statistics(static_cast<std::size_t>(parts * period));
+    const auto of_part = [&](std::int64_t part) { return &statistics[static_cast<std::size_t>(part * period)]; };
+    for (std::int64_t tile = 0; tile < tiling_.tiles(); ++tile) {
+      std::fill(statistics.begin(), statistics.end(), identity());
+      parallel_for(parts, threads_, [&](std::int64_t part) { part_statistics(tile, part, of_part(part)); });
+      for (std::int64_t i = period; i < parts * period; ++i)
+        statistics[static_cast<std::size_t>(i % period)].combine(statistics[static_cast<std::size_t>(i)]);
+      parallel_for(parts, threads_, [&](std::int64_t part) { finish_part(tile, part, statistics.data()); });
+    }
   }
 
   // Backward sums without a maximum, which is then 0 for all.
