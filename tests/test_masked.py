@@ -457,3 +457,62 @@ def test_bad_out() -> None:
         ndsoftmax.softmax(torch.zeros(5), causal=True)
     with pytest.raises(TypeError, match="do not go with a"):
         ndsoftmax.softmax(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), scale=2.0)
+
+
+def test_backward_operators_are_autograds(device: str) -> None:
+    x = numbers(60, 0, device=device).view(3, 4, 5)
+    x[1] = -torch.inf
+    mask, bias = numbers(20, 1, device=device).view(4, 5) > 0.5, numbers(5, 2, device=device)
+    grad = numbers(60, 3, device=device).view(3, 4, 5)
+    calls: list[dict[str, Any]] = [
+        {"mask": mask},
+        {"where": mask, "scale": 0.5, "fully_masked": "nan"},
+        {"causal": "lower_right"},
+        {"bias": bias, "fully_masked": "zero"},
+    ]
+    for log in (False, True):
+        operator = ndsoftmax.ops.log_softmax_backward if log else ndsoftmax.ops.softmax_backward
+        for call in calls:
+            x.requires_grad_()
+            y = SOFTMAX[log](x, **call)
+            (expected,) = torch.autograd.grad(y, x, grad)
+            got = operator(grad, y.detach(), **{name: value for name, value in call.items() if name != "bias"})
+            torch.testing.assert_close(got, expected, equal_nan=True)
+            x = x.detach()
+
+
+def test_a_wide_bias_is_not_rounded(device: str) -> None:
+    x, bias = numbers(40, 0, device=device).view(4, 10), numbers(10, 1, device=device) * 30
+    got = ndsoftmax.softmax(x, dtype=torch.bfloat16, bias=bias)
+    exact = oracle.masked_forward(x.bfloat16(), -1, torch.ones_like(x, dtype=torch.bool), bias, log=False)
+    assert_within(oracle.errors(got, exact, log=False), torch.full_like(exact, 1.1), got, exact)
+
+
+def test_explain_plans_what_runs() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"bias": torch.zeros(5)}, {"bias": (5,)}),
+        ({"scale": 0.5}, {"scale": 0.5}),
+        ({"fully_masked": "zero"}, {"fully_masked": "zero"}),
+        ({"mask": torch.zeros(5, dtype=torch.bool)}, {"mask": (5,)}),
+    ]
+    for call, described in cases:
+        plan = ndsoftmax.explain((40000, 5), device="cpu", **described)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("NDSOFTMAX_REGIME", "warp")  # which takes plain calls of this shape alone
+            with pytest.raises((ValueError, RuntimeError), match="regime"):
+                ndsoftmax.softmax(torch.zeros(40000, 5), **call)
+        assert plan.regime == "block"
+        assert ndsoftmax.explain((40000, 5), device="cpu", backward=True, **described).regime == "block"
+    causal, full = (ndsoftmax.explain((7, 6, 5), causal=causal, device="H200").bytes for causal in (True, False))
+    assert full - causal == 7 * 4 * (4 + 3 + 2 + 1)
+
+
+def test_export_with_a_scale_of_the_shape() -> None:
+    class Scores(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return ndsoftmax.softmax(q @ q.mT, scale=q.shape[-1] ** -0.5, causal=True)
+
+    q = torch.randn(2, 4, 8)
+    exported = torch.export.export(Scores(), (q,), dynamic_shapes={"q": {2: torch.export.Dim("head", min=2, max=64)}})
+    other = torch.randn(2, 4, 16)
+    torch.testing.assert_close(exported.module()(other), Scores()(other))

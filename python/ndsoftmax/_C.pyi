@@ -105,6 +105,8 @@ def plan(
     mask: tuple[Sequence[int], Sequence[int]] | None = None,
     bias: tuple[Sequence[int], Sequence[int]] | None = None,
     bias_dtype: str = "float32",
+    scale: float = 1.0,
     causal: str = "",
+    zero: bool = False,
 ) -> Plan: ...
 def coverage(plan: Plan) -> list[int]: ...

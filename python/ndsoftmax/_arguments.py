@@ -131,6 +131,8 @@ def check_causal(causal: str, dims: Sequence[int], rank: int) -> None:
 
 
 def as_scale(scale: object) -> float:
+    if isinstance(scale, torch.SymFloat | torch.SymInt):  # of a traced shape
+        return scale  # type: ignore[return-value]
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise TypeError(f"scale must be a number, but got {scale!r} of type {type(scale).__name__}")
     return float(scale)

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from ndsoftmax import _C
-from ndsoftmax._arguments import as_causal, as_dims, check_causal, is_fused, result_dtype
+from ndsoftmax._arguments import (
+    as_causal,
+    as_dims,
+    as_scale,
+    check_causal,
+    dead_rows_are_zero,
+    is_fused,
+    result_dtype,
+)
 
 # GPUs that plans can be made for anywhere: what plan() reads of a device, and GB/s, from NVIDIA's datasheets.
 _NAMED: dict[str, tuple[dict[str, int], float]] = {
@@ -138,7 +146,9 @@ def explain(
     backward: bool = False,
     mask: Tensor | Sequence[int] | None = None,
     bias: Tensor | Sequence[int] | None = None,
+    scale: float = 1.0,
     causal: bool | str = False,
+    fully_masked: str | None = None,
 ) -> Explanation:
     """Which kernel a call would run, how, and why. Runs nothing and needs no GPU.
 
@@ -159,7 +169,7 @@ def explain(
         The gradient instead of the result.
     mask, bias : Tensor or sequence of int, optional
         What would be fused, or its shape (of a bias of the input's dtype). A `where` is planned as a `mask`.
-    causal : bool or {"upper_left", "lower_right"}
+    scale, causal, fully_masked
         As for :func:`ndsoftmax.softmax`. The bytes to move are those up to the diagonal.
 
     Returns
@@ -191,6 +201,8 @@ def explain(
         source = result = result_dtype(described, None)
         offset = 0
     check_causal(as_causal(causal), as_dims(dim), described.dim())
+    masked = mask is not None or bias is not None or bool(causal)
+    zero = dead_rows_are_zero(fully_masked, masked)
     where, name, bandwidth = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     strides = list(described.stride())
     dense = list(torch.empty_like(described).stride())
@@ -212,7 +224,9 @@ def explain(
         mask=_layout(mask),
         bias=_layout(None if backward else bias),
         bias_dtype=str(bias.dtype if isinstance(bias, Tensor) else source).removeprefix("torch."),
+        scale=as_scale(scale),
         causal=as_causal(causal),
+        zero=zero or (backward and (masked or scale != 1)),  # backward tells dead rows by their output
     )
     sources = source.itemsize * (2 if backward else 1)
     moved = math.ceil(described.numel() * sources * _reached(described.shape, as_causal(causal)))

@@ -43,12 +43,12 @@ from ndsoftmax._library import (
 for _name in ("masked_softmax", "masked_log_softmax"):
     library.define(
         f"{_name}(Tensor input, Tensor? mask, Tensor? bias, int[] dim, ScalarType? dtype=None, bool where=False, "
-        'float scale=1.0, str causal="", bool zero=True) -> Tensor',
+        'Scalar scale=1.0, str causal="", bool zero=True) -> Tensor',
         tags=torch.Tag.pt2_compliant_tag,
     )
     library.define(
         f"{_name}_backward(Tensor grad_output, Tensor output, Tensor? mask, int[] dim, ScalarType? input_dtype=None, "
-        'bool where=False, float scale=1.0, str causal="") -> Tensor',
+        'bool where=False, Scalar scale=1.0, str causal="") -> Tensor',
         tags=torch.Tag.pt2_compliant_tag,
     )
 
@@ -168,7 +168,7 @@ def into_forward(
     dim: Dims,
     options: Options,
 ) -> None:
-    """Write what kernel_forward returns."""
+    """Write what kernel_forward returns, for arguments that have been found to be right."""
     threads = torch.get_num_threads()
     if input.dim() <= _C.MAX_GROUPS:
         _C.masked_forward(input, output, mask, bias, dim, log, *options, threads)

@@ -16,6 +16,8 @@ from ndsoftmax._masked import Causal, FullyMasked, Masking, as_masking
 
 Dim = int | Sequence[int]
 
+_ONE = 1.0  # the default scale, told by its identity: a tensor could not be compared with it in time
+
 
 def softmax(
     input: Tensor,
@@ -25,7 +27,7 @@ def softmax(
     mask: Tensor | None = None,
     where: Tensor | None = None,
     bias: Tensor | None = None,
-    scale: float = 1.0,
+    scale: float = _ONE,
     causal: Causal = False,
     fully_masked: FullyMasked | None = None,
     out: Tensor | None = None,
@@ -55,7 +57,7 @@ def softmax(
     causal : bool or {"upper_left", "lower_right"}
         Excludes what lies past a diagonal through rows (dim -2) and columns (dim -1), which must be `dim`: column j of
         row i where j > i (True, "upper_left"), or where the last column of the last row is on the diagonal
-        ("lower_right"). Columns past it are not read.
+        ("lower_right"). Columns past it are not read (on the CPU: where rows are contiguous).
     fully_masked : {"nan", "zero"}, optional
         What a row gets of whose elements none is included, or only -inf. By default "zero" where `mask`, `where`,
         `bias` or `causal` is given, else "nan", as torch.softmax.
@@ -101,7 +103,10 @@ def softmax(
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
-    result: Tensor = _normalize(False, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
+    if mask is None and where is None and bias is None and scale is _ONE and causal is False and fully_masked is None:
+        result: Tensor = _plain(False, input, dim, dtype, out)
+    else:
+        result = _fused(False, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
     return result
 
 
@@ -113,7 +118,7 @@ def log_softmax(
     mask: Tensor | None = None,
     where: Tensor | None = None,
     bias: Tensor | None = None,
-    scale: float = 1.0,
+    scale: float = _ONE,
     causal: Causal = False,
     fully_masked: FullyMasked | None = None,
     out: Tensor | None = None,
@@ -127,7 +132,10 @@ def log_softmax(
     >>> ndsoftmax.log_softmax(torch.tensor([0.0, 0.0, -torch.inf]))
     tensor([-0.6931, -0.6931,    -inf])
     """
-    result: Tensor = _normalize(True, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
+    if mask is None and where is None and bias is None and scale is _ONE and causal is False and fully_masked is None:
+        result: Tensor = _plain(True, input, dim, dtype, out)
+    else:
+        result = _fused(True, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
     return result
 
 
@@ -138,7 +146,7 @@ def masked_softmax(
     dtype: torch.dtype | None = None,
     *,
     bias: Tensor | None = None,
-    scale: float = 1.0,
+    scale: float = _ONE,
     causal: Causal = False,
     fully_masked: FullyMasked | None = None,
     out: Tensor | None = None,
@@ -162,7 +170,7 @@ def masked_log_softmax(
     dtype: torch.dtype | None = None,
     *,
     bias: Tensor | None = None,
-    scale: float = 1.0,
+    scale: float = _ONE,
     causal: Causal = False,
     fully_masked: FullyMasked | None = None,
     out: Tensor | None = None,
@@ -179,7 +187,16 @@ def masked_log_softmax(
     )
 
 
-def _normalize(
+def _plain(log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, out: Tensor | None) -> Any:
+    """A call without anything that may be fused."""
+    if out is None and not torch.compiler.is_dynamo_compiling():
+        result = _C.plain_forward(input, dim, dtype, log, normalize)
+        if result is not None:
+            return result
+    return _long_way(log, input, dim, dtype, {}, out)
+
+
+def _fused(
     log: bool,
     input: Any,
     dim: Dim,
@@ -192,9 +209,6 @@ def _normalize(
     fully_masked: Any,
     out: Tensor | None,
 ) -> Any:
-    unmasked = mask is None and where is None and bias is None and causal is False and fully_masked is None
-    if unmasked and isinstance(scale, float) and scale == 1.0:
-        return _plain(log, input, dim, dtype, out)
     fused = {
         "mask": mask,
         "where": where,
@@ -204,14 +218,6 @@ def _normalize(
         "fully_masked": fully_masked,
     }
     return _long_way(log, input, dim, dtype, fused, out)
-
-
-def _plain(log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, out: Tensor | None) -> Any:
-    if out is None and not torch.compiler.is_dynamo_compiling():
-        result = _C.plain_forward(input, dim, dtype, log, normalize)
-        if result is not None:
-            return result
-    return _long_way(log, input, dim, dtype, {}, out)
 
 
 def _long_way(
@@ -243,7 +249,7 @@ def _long_way(
         check_memory(out, input, *([] if masking is None else masking[:2]))
     if input.dtype != computed_dtype:
         input = input.to(computed_dtype)
-        if masking is not None and masking.bias is not None:
+        if masking is not None and masking.bias is not None and not is_fused(computed_dtype, masking.bias.dtype):
             masking = masking._replace(bias=masking.bias.to(computed_dtype))
     if out is not None and plain and out.dim() <= _C.MAX_GROUPS:
         return _into(out, log, input, dims, masking)
@@ -265,7 +271,9 @@ def _result(
         return FORWARD[log](input, dims, dtype)
     mask, bias, options = masking
     if plain:
-        return _masked.kernel_forward(log, input, mask, bias, dims, dtype, *options)
+        output = torch.empty_like(input, dtype=dtype)
+        _masked.into_forward(output, log, input, mask, bias, dims, options)
+        return output
     return _masked.FORWARD[log](input, mask, bias, dims, dtype, *options)
 
 

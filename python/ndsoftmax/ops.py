@@ -8,7 +8,7 @@ from torch import Tensor
 from ndsoftmax import _C, _masked
 from ndsoftmax._arguments import as_dims, check_tensor
 from ndsoftmax._library import BACKWARD, kernel_backward
-from ndsoftmax._masked import Causal, as_masking
+from ndsoftmax._masked import Causal, FullyMasked, Options, as_masking
 
 
 def softmax_backward(
@@ -21,6 +21,7 @@ def softmax_backward(
     where: Tensor | None = None,
     scale: float = 1.0,
     causal: Causal = False,
+    fully_masked: FullyMasked | None = None,
 ) -> Tensor:
     """Gradient of softmax: ``output * (grad_output - sum(grad_output * output))``, in one pass over both.
 
@@ -32,9 +33,10 @@ def softmax_backward(
         What was normalized over.
     input_dtype : torch.dtype, optional
         Of the result; `output`'s by default, or a 16-bit one where `output` is float32.
-    mask, where, scale, causal
-        Those of the forward call. The result is the gradient of its input; with `scale` 1, that of its bias, still to
-        be summed over the dimensions along which that was broadcast.
+    mask, where, scale, causal, fully_masked
+        Those of the forward call; `fully_masked` also where that had its default and a `bias` alone. The result is the
+        gradient of its input; with `scale` 1, that of its bias, still to be summed over the dimensions along which that
+        was broadcast.
 
     Returns
     -------
@@ -52,7 +54,7 @@ def softmax_backward(
     >>> ndsoftmax.ops.softmax_backward(torch.tensor([1.0, 0.0]), y)
     tensor([ 0.2500, -0.2500])
     """
-    return _backward(False, grad_output, output, dim, input_dtype, mask, where, scale, causal)
+    return _backward(False, grad_output, output, dim, input_dtype, mask, where, scale, causal, fully_masked)
 
 
 def log_softmax_backward(
@@ -65,6 +67,7 @@ def log_softmax_backward(
     where: Tensor | None = None,
     scale: float = 1.0,
     causal: Causal = False,
+    fully_masked: FullyMasked | None = None,
 ) -> Tensor:
     """Gradient of log_softmax: ``grad_output - exp(output) * sum(grad_output)``, in one pass over both.
 
@@ -76,7 +79,7 @@ def log_softmax_backward(
     >>> ndsoftmax.ops.log_softmax_backward(torch.tensor([1.0, 0.0]), y)
     tensor([ 0.5000, -0.5000])
     """
-    return _backward(True, grad_output, output, dim, input_dtype, mask, where, scale, causal)
+    return _backward(True, grad_output, output, dim, input_dtype, mask, where, scale, causal, fully_masked)
 
 
 def _backward(
@@ -89,13 +92,14 @@ def _backward(
     where: Tensor | None,
     scale: float,
     causal: Causal,
+    fully_masked: FullyMasked | None,
 ) -> Tensor:
     check_tensor("grad_output", grad_output)
     check_tensor("output", output)
     dims = as_dims(dim)
-    mask, _, options = as_masking(output, dims, output.dtype, mask, where, None, scale, causal, None)
+    mask, _, options = as_masking(output, dims, output.dtype, mask, where, None, scale, causal, fully_masked)
     plain = not torch.compiler.is_dynamo_compiling() and _C.are_plain(grad_output, output)
-    if mask is None and options.scale == 1 and not options.causal:
+    if mask is None and options == Options(zero=False):
         if plain:
             return kernel_backward(log, grad_output, output, dims, input_dtype)
         return BACKWARD[log](grad_output, output, dims, input_dtype)

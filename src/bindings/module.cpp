@@ -245,7 +245,7 @@ Problem problem_of(bool log, bool backward, const std::string& source_dtype, con
                    const Dims& sizes, const Dims& source_strides, const Dims& grad_strides, const Dims& result_strides,
                    const Dims& dims, const std::array<std::int64_t, kWhole>& offsets,
                    const std::optional<Described>& mask, const std::optional<Described>& bias,
-                   const std::string& bias_dtype, const std::string& causal) {
+                   const std::string& bias_dtype, double scale, const std::string& causal, bool zero) {
   for (const Dims* strides : {&source_strides, &grad_strides, &result_strides})
     if (strides->size() != sizes.size()) throw py::value_error("sizes and strides must have the same length");
   const auto view = [&](const std::string& dtype, const Dims& strides, std::int64_t offset) {
@@ -268,7 +268,9 @@ Problem problem_of(bool log, bool backward, const std::string& source_dtype, con
   Fusion fusion;
   if (mask) fusion.mask = &mask_view;
   if (bias) fusion.bias = &bias_view;
+  fusion.scale = scale;
   fusion.causal = causal_named(causal);
+  fusion.dead_rows_are_zero = zero;
   return make_problem(operation_of(log), source, backward ? &grad : nullptr, result, dims, fusion);
 }
 
@@ -413,16 +415,17 @@ PYBIND11_MODULE(_C, module) {
          const Dims& sizes, const Dims& source_strides, const Dims& grad_strides, const Dims& result_strides,
          const Dims& dims, const Device& device, const std::array<std::int64_t, kWhole>& offsets,
          const std::optional<std::string>& regime, const std::optional<Described>& mask,
-         const std::optional<Described>& bias, const std::string& bias_dtype, const std::string& causal) {
+         const std::optional<Described>& bias, const std::string& bias_dtype, double scale, const std::string& causal,
+         bool zero) {
         return plan_of(problem_of(log, is_backward, source_dtype, result_dtype, sizes, source_strides, grad_strides,
-                                  result_strides, dims, offsets, mask, bias, bias_dtype, causal),
+                                  result_strides, dims, offsets, mask, bias, bias_dtype, scale, causal, zero),
                        device, regime);
       },
       py::arg("log"), py::arg("backward"), py::arg("source_dtype"), py::arg("result_dtype"), py::arg("sizes"),
       py::arg("source_strides"), py::arg("grad_strides"), py::arg("result_strides"), py::arg("dims"), py::arg("device"),
       py::arg("offsets") = std::array<std::int64_t, kWhole>{}, py::arg("regime") = py::none(),
       py::arg("mask") = py::none(), py::arg("bias") = py::none(), py::arg("bias_dtype") = "float32",
-      py::arg("causal") = "");
+      py::arg("scale") = 1.0, py::arg("causal") = "", py::arg("zero") = false);
   module.def(
       "coverage", [](const Planned& planned) { return coverage(planned.problem, planned.plan); }, py::arg("plan"));
 }

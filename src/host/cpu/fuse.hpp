@@ -14,14 +14,44 @@ bool any(Integers<Real> flags) {
   return seen != 0;
 }
 
+// __builtin_convertvector does the same, but GCC splits it into halves and quarters.
+template <typename Real>
+Integers<Real> widen_bytes(const unsigned char* from) {
+  using Bytes = VectorN<unsigned char, kLanes<Real>>;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Real) == 4)
+    return (Integers<Real>)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)load<Bytes>(from));
+  else
+    return (Integers<Real>)_mm512_maskz_cvtepu8_epi64(0xff, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+  if constexpr (sizeof(Real) == 4)
+    return (Integers<Real>)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#endif
+  return __builtin_convertvector(load<Bytes>(from), Integers<Real>);
+}
+
 // body(offset, which lanes are included) for each vector; lanes past the end are not.
 template <typename Real, typename Body>
 void for_included(std::int64_t count, const unsigned char* excluded, const Body& body) {
-  using Bytes = VectorN<unsigned char, kLanes<Real>>;
-  for (std::int64_t i = 0; i < count; i += kLanes<Real>) {
-    Integers<Real> included = lane_numbers<Real>() < static_cast<IntegerOf<Real>>(count - i < 64 ? count - i : 64);
-    if (excluded) included &= __builtin_convertvector(load<Bytes>(excluded + i), Integers<Real>) == 0;
-    body(i, included);
+  const auto included = [&](std::int64_t i) {
+    return excluded ? widen_bytes<Real>(excluded + i) == 0 : Integers<Real>{} == 0;
+  };
+  std::int64_t i = 0;
+  for (; i + kLanes<Real> <= count; i += kLanes<Real>) body(i, included(i));
+  if (i < count) body(i, included(i) & (lane_numbers<Real>() < static_cast<IntegerOf<Real>>(count - i)));
+}
+
+// From a mask, any strides, to a tile. (The window is copied: bytes that are written might change it.)
+inline void exclude(const unsigned char* mask, const Window& window, bool includes, unsigned char* excluded) {
+  const auto [rows, columns, row_stride, column_stride, tile_stride] = window;
+  const auto flip = static_cast<unsigned char>(includes);
+  for (std::int64_t row = 0; row < rows; ++row, mask += row_stride, excluded += tile_stride) {
+    if (column_stride == 0)
+      __builtin_memset(excluded, (*mask != 0) ^ flip, static_cast<std::size_t>(columns));
+    else if (column_stride == 1)
+      for (std::int64_t i = 0; i < columns; ++i) excluded[i] = static_cast<unsigned char>(mask[i] != 0) ^ flip;
+    else
+      for (std::int64_t i = 0; i < columns; ++i) excluded[i] = (mask[i * column_stride] != 0) ^ flip;
   }
 }
 

@@ -89,7 +89,8 @@ struct Kernels {
   // Any strides to and from a tile. Indexed by DType; null where the type is not computed in Real.
   void (*load[4])(const void* memory, const Window& window, Real* tile);
   void (*store[4])(const Real* tile, const Window& window, void* memory);
-  // What is fused, before everything else; `excluded` and `bias` are as dense as the tile, or null.
+  // What is fused, before everything else; `excluded` (0 or 1) and `bias` are as dense as the tile, or null.
+  void (*exclude)(const unsigned char* mask, const Window& window, bool includes, unsigned char* excluded);
   Seen<Real> (*fuse)(std::int64_t count, const unsigned char* excluded, const Real* bias, Real scale, Real* tile);
   SeenGradient (*fuse_gradient)(std::int64_t count, const unsigned char* excluded, Real scale, Real empty, Real* grad,
                                 Real* output);

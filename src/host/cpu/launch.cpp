@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <new>
 #include <vector>
@@ -253,8 +254,9 @@ class Launch {
         view.kernels.column_statistics(view.columns, view.source, values, max, sum);
       else
         view.kernels.column_products(view.columns, view.grad, view.source, sum);
+      const Living living = fused() ? living_columns(part_of_dim(part), view.columns.width) : Living{};
       for (std::int64_t i = 0; i < tiling_.period; ++i)
-        statistics[i].combine({{max[i], sum[i]}, fused() && living_column(part_of_dim(part), i)});
+        statistics[i].combine({{max[i], sum[i]}, living[static_cast<std::size_t>(i)]});
     });
   }
 
@@ -441,20 +443,9 @@ class Launch {
     return std::clamp<std::int64_t>(row[kRow] + problem_.fused.diagonal + 1, 0, tiling_.dim_size);
   }
 
-  // Elements of a mask, as they are taken by the tile.
   void exclude(const Window& window, std::int64_t offset, unsigned char* excluded) const {
-    const auto* mask = static_cast<const unsigned char*>(addresses_.mask) + offset;
-    const bool includes = problem_.fused.mask_includes;
-    for (std::int64_t row = 0; row < window.rows; ++row) {
-      const unsigned char* from = mask + row * window.row_stride;
-      unsigned char* to = excluded + row * window.tile_stride;
-      if (window.column_stride == 0)
-        std::fill_n(to, window.columns, (*from != 0) != includes);
-      else if (window.column_stride == 1)
-        for (std::int64_t i = 0; i < window.columns; ++i) to[i] = (from[i] != 0) != includes;
-      else
-        for (std::int64_t i = 0; i < window.columns; ++i) to[i] = (from[i * window.column_stride] != 0) != includes;
-    }
+    kernels_.exclude(static_cast<const unsigned char*>(addresses_.mask) + offset, window, problem_.fused.mask_includes,
+                     excluded);
   }
   void add_bias(const Window& window, std::int64_t offset, Real* tile) const {
     const DType dtype = problem_.fused.bias_dtype;
@@ -462,39 +453,46 @@ class Launch {
     kernels_.load[static_cast<int>(dtype)](bias, window, tile);
   }
 
-  // A part of a row from `values` on: z, or the gradient, whose output then lies in `output`.
-  struct FusedRow {
-    bool empty = true;       // the part lies past the diagonal
-    bool dead = false;       // everything in it does
-    bool unbounded = false;  // its result may be NaN
-  };
-  FusedRow load_row(const Offsets& row, Range dim) const {
+  // Rows, or parts of them, into the tile, one `width` after the other: z, or the gradient, whose output then lies in
+  // `output`. Returns whether a result may be NaN where it should not.
+  bool load_rows(const Offsets& first, const Offsets& step, std::int64_t rows, Range dim, std::int64_t width) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
-    const std::int64_t count = dim.size();
-    if (count <= 0) return {true, true, false};
-    const Offsets stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
-    const auto window = [&](Operand operand) { return Window{.columns = count, .column_stride = stride[operand]}; };
-    const auto at = [&](Operand operand) { return row[operand] + dim.begin * stride[operand]; };
-    const auto load = kernels_.load[static_cast<int>(problem_.source)];
     const Fused& fused = problem_.fused;
+    const std::int64_t columns = dim.size(), size = rows == 1 ? columns : rows * width;
+    const Offsets stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
+    const auto window = [&](Operand operand) { return Window{rows, columns, step[operand], stride[operand], width}; };
+    const auto at = [&](Operand operand) { return first[operand] + dim.begin * stride[operand]; };
+    const auto load = kernels_.load[static_cast<int>(problem_.source)];
+    const bool padded = columns < width && rows > 1;
+    if (padded && !fused.mask) std::fill_n(excluded, size, 0);
     if (fused.mask) exclude(window(kMask), at(kMask), excluded);
+    for (std::int64_t row = 0; padded && row < rows; ++row)
+      std::fill_n(excluded + row * width + columns, width - columns, 1);
     if (fused.bias) add_bias(window(kBias), at(kBias), output);
-    const unsigned char* const mask = fused.mask ? excluded : nullptr;
+    const unsigned char* const mask = fused.mask || padded ? excluded : nullptr;
     const auto scale = static_cast<Real>(fused.scale);
     if (forward()) {
       load(source_at(at(kSource)), window(kSource), values);
-      const auto seen = kernels_.fuse(count, mask, fused.bias ? output : nullptr, scale, values);
-      return {false, seen.max == -kInfinity && !seen.nan, seen.nan || seen.max == kInfinity};
+      const Seen<Real> seen = kernels_.fuse(size, mask, fused.bias ? output : nullptr, scale, values);
+      return seen.nan || seen.max == kInfinity;
     }
     load(grad_at(at(kGrad)), window(kGrad), values);
     load(source_at(at(kSource)), window(kSource), output);
-    const auto seen = kernels_.fuse_gradient(count, mask, scale, empty_output(), values, output);
-    return {false, !seen.living, seen.unbounded};
+    return kernels_.fuse_gradient(size, mask, scale, empty_output(), values, output).unbounded;
   }
 
-  // The excluded elements of the row that was loaded last get nothing, whatever the others got.
-  void clear_excluded(void* result, std::int64_t count) const {
-    const auto& excluded = Scratch<Real>::of_thread().excluded;
+  // Whether anything that counts is left among elements of the tile, as it was fused.
+  bool living(std::int64_t first, std::int64_t count) const {
+    const auto& scratch = Scratch<Real>::of_thread();
+    const Real* const tile = (forward() ? scratch.tile : scratch.output) + first;
+    const Real nothing = forward() ? -kInfinity : empty_output();
+    for (std::int64_t i = 0; i < count; ++i)
+      if (tile[i] != nothing) return true;
+    return false;
+  }
+
+  // The excluded elements of a row get nothing, whatever the others got.
+  void clear_excluded(const unsigned char* excluded, void* result, std::int64_t count) const {
     if (!problem_.fused.mask) return;
     for (std::int64_t i = 0; i < count; ++i)
       if (excluded[i]) fill(element(result, i), problem_.result, 1, nothing());
@@ -503,27 +501,35 @@ class Launch {
     return static_cast<std::byte*>(result) + index * size_of(problem_.result);
   }
 
+  // As many rows at a time as the first cache holds, or one where each ends at another element.
   void fused_rows(Range rows) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const TypedKernels<Real>& kernels = typed(kReal, problem_.result);
     const Group* groups = tiling_.positions.data();
-    for_stretches(groups, tiling_.rank, rows, [&](Offsets row, std::int64_t, std::int64_t count) {
+    const std::int64_t lanes = kernels_.lanes, dim = tiling_.dim_size, width = (dim + lanes - 1) / lanes * lanes;
+    const std::int64_t most = problem_.fused.causal ? 1 : std::max<std::int64_t>(1, kComfortable / width);
+    std::array<bool, kComfortable> dead;
+    for_stretches(groups, tiling_.rank, rows, [&](Offsets first, std::int64_t, std::int64_t left) {
       const Offsets step = last_strides(groups, tiling_.rank);
-      for (; count > 0; --count) {
-        void* const result = result_at(row[kResult]);
-        const std::int64_t dim = tiling_.dim_size, end = reach(row);
-        const FusedRow seen = load_row(row, {0, end});
-        if (seen.dead) {
-          fill(result, problem_.result, dim, dead_row());
-        } else {
-          if (forward())
-            kernels.row_forward({1, end, {}}, values, values, result);
+      for (std::int64_t count; left > 0; left -= count) {
+        count = std::min(left, most);
+        const std::int64_t end = reach(first);
+        const bool unbounded = end > 0 && load_rows(first, step, count, {0, end}, width);
+        for (std::int64_t row = 0; row < count; ++row) dead[static_cast<std::size_t>(row)] = !living(row * width, end);
+        void* const result = result_at(first[kResult]);
+        if (end > 0 && forward())
+          kernels.row_forward({count, end, {width, 0, step[kResult]}}, values, values, result);
+        else if (end > 0)
+          kernels.row_backward({count, end, {width, width, step[kResult]}}, values, output, result);
+        for (std::int64_t row = 0; row < count; ++row) {
+          void* const to = element(result, row * step[kResult]);
+          if (unbounded) clear_excluded(excluded + row * width, to, end);
+          if (dead[static_cast<std::size_t>(row)])
+            fill(to, problem_.result, dim, dead_row());
           else
-            kernels.row_backward({1, end, {}}, values, output, result);
-          if (seen.unbounded) clear_excluded(result, end);
-          fill(element(result, end), problem_.result, dim - end, nothing());
+            fill(element(to, end), problem_.result, dim - end, nothing());
         }
-        for (int operand = 0; operand < kOperands; ++operand) row[operand] += step[operand];
+        for (int operand = 0; operand < kOperands; ++operand) first[operand] += count * step[operand];
       }
     });
   }
@@ -535,13 +541,13 @@ class Launch {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Offsets at = row_part(row, {0, 0});
     dim = reached(at, dim);
-    const FusedRow seen = load_row(at, dim);
-    if (seen.empty) return;
+    if (dim.size() <= 0) return;
+    load_rows(at, {}, 1, dim, dim.size());
     if (forward())
       typed(kReal, kReal).row_statistics(dim.size(), values, packed, max, sum);
     else
       typed(kReal, kReal).row_products(dim.size(), values, output, sum);
-    statistics.combine({{forward() ? max[0] : 0, sum[0]}, !seen.dead});
+    statistics.combine({{forward() ? max[0] : 0, sum[0]}, living(0, dim.size())});
   }
 
   void finish_fused_row(std::int64_t row, Range dim, const Statistics& statistics) const {
@@ -553,12 +559,13 @@ class Launch {
     const auto largest = static_cast<Real>(statistics.state.max), total = static_cast<Real>(statistics.state.sum);
     if (!statistics.living) return fill(result, problem_.result, dim.size(), dead_row());
     const std::int64_t count = std::max<std::int64_t>(live.size(), 0);
-    if (!load_row(at, live).empty) {
+    if (count > 0) {
+      load_rows(at, {}, 1, live, count);
       if (forward())
         kernels.row_finish(count, values, largest, total, result);
       else
         kernels.row_gradient({.dim = count}, values, output, total, result);
-      if (!std::isfinite(total)) clear_excluded(result, count);
+      if (!std::isfinite(total)) clear_excluded(excluded, result, count);
     }
     fill(element(result, count), problem_.result, dim.size() - count, nothing());
   }
@@ -595,8 +602,7 @@ class Launch {
   void whole_fused_columns(const View& view, std::int64_t tile) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Range dim = part_of_dim(0);
-    std::vector<bool> living(static_cast<std::size_t>(view.columns.width));
-    for (std::size_t i = 0; i < living.size(); ++i) living[i] = living_column(dim, static_cast<std::int64_t>(i));
+    const Living living = living_columns(dim, view.columns.width);
     if (forward())
       view.kernels.column_forward(view.columns, view.source, output, view.result);
     else
@@ -606,14 +612,20 @@ class Launch {
     close(view, tile, 0);
   }
 
-  // Whether a column of the tile, as it was fused, has anything that counts.
-  bool living_column(Range dim, std::int64_t column) const {
+  // Of each column of the tile, as it was fused: whether anything that counts is left. Row after row, until all are
+  // known.
+  using Living = std::array<bool, kComfortable>;
+  Living living_columns(Range dim, std::int64_t width) const {
+    Living living{};
     const auto& scratch = Scratch<Real>::of_thread();
-    const Real* const tile = forward() ? scratch.tile : scratch.output;
+    const Real* row = forward() ? scratch.tile : scratch.output;
     const Real nothing = forward() ? -kInfinity : empty_output();
-    for (std::int64_t i = 0; i < dim.size(); ++i)
-      if (tile[i * tiling_.positions_per_tile + column] != nothing) return true;
-    return false;
+    for (std::int64_t i = 0; i < dim.size(); ++i, row += tiling_.positions_per_tile) {
+      for (std::int64_t column = 0; column < width; ++column)
+        living[static_cast<std::size_t>(column)] |= row[column] != nothing;
+      if (i % 16 == 0 && std::all_of(living.begin(), living.begin() + width, std::identity())) break;
+    }
+    return living;
   }
 
   // The tile's results; `unbounded`: they may be NaN.
