@@ -66,7 +66,7 @@ class Extras<Operation, N, true> {
     if (touchable == 0) return;
     if (fusing.mask != nullptr) {
       const std::uint8_t* const mask = fusing.mask + line.mask;
-      if (line.mask_step == 0) {
+      if (is_single(line.mask_step)) {
         mask_[0] = *mask;
       } else if (in_words(fusing, line)) {
         const unsigned* const words = word_of(mask);
@@ -112,6 +112,9 @@ class Extras<Operation, N, true> {
  private:
   static constexpr int kWords = N / 4;  // of a mask, and one more where it does not start with a word
 
+  // Whether one value is all there is for the N elements.
+  __device__ __forceinline__ static bool is_single(std::int64_t step) { return N == 1 || step == 0; }
+
   __device__ __forceinline__ static unsigned shift_of(const std::uint8_t* at) {
     return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(at) % 4 * 8);
   }
@@ -131,7 +134,7 @@ class Extras<Operation, N, true> {
   __device__ __forceinline__ unsigned mask_bits(const Fusing<Operation>& fusing, const Line& line,
                                                 unsigned touchable) const {
     const std::uint8_t* const mask = fusing.mask + line.mask;
-    if (line.mask_step == 0) return mask_[0] != 0 ? ~0u : 0u;
+    if (is_single(line.mask_step)) return mask_[0] != 0 ? ~0u : 0u;
     unsigned bits = 0;
     if (in_words(fusing, line)) {
       const unsigned shift = shift_of(mask);
@@ -157,7 +160,7 @@ class Extras<Operation, N, true> {
 
   template <typename T>
   __device__ __forceinline__ void load_bias(const T* at, const Line& line, unsigned touchable) {
-    if (line.bias_step == 0) {
+    if (is_single(line.bias_step)) {
       bias_[0] = widen(*at);
     } else if (is_vector(at, line, touchable)) {
       const auto vector = Vec<T, N>::load(at);
@@ -168,7 +171,7 @@ class Extras<Operation, N, true> {
 
   template <typename T>
   __device__ __forceinline__ void resolve_bias(const T* at, const Line& line, unsigned touchable) {
-    if (line.bias_step == 0) {
+    if (is_single(line.bias_step)) {
 #pragma unroll
       for (int k = 1; k < N; ++k) bias_[k] = bias_[0];
     } else if (!is_vector(at, line, touchable)) {

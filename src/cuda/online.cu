@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineA
 
   State state;
   if (arguments.phase != Phase::write) {
-    for (std::int64_t base = part.begin; base < part.end; base += step) {
+    const std::int64_t reached = work::vectors_in_row(row.reach(), kVector, row.phase());
+    for (std::int64_t base = part.begin; base < min(part.end, reached); base += step) {
       typename RowOf::Raw raw[kUnroll];
       row.load(first_of(base), stride, end, raw);
       Term terms[kUnroll * kVector];

@@ -199,6 +199,8 @@ class Row {
   }
 
   __device__ __forceinline__ int phase() const { return phase_; }
+  // Elements up to the diagonal.
+  __device__ __forceinline__ Index reach() const { return fused_.reach(); }
 
   // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal.
   template <int kVectors>

@@ -178,7 +178,8 @@ template <typename Operation, int kVector, bool kOneGroup>
 __global__ void __launch_bounds__(tuning::kStridedMaxBlock, tuning::kStridedMinBlocks)
     held_tile(const StridedArguments<Operation> arguments) {
   using ColumnsOf = Columns<Operation, kVector, kOneGroup, int>;
-  constexpr int kItems = tuning::strided_items(sizeof(typename Operation::Source), kHeldOperands<Operation>, kVector);
+  constexpr int kItems =
+      tuning::strided_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused, kVector);
 
   const TileExchange exchange(arguments);
   const ColumnsOf columns(arguments, (arguments.first_block + blockIdx.x) * exchange.columns + exchange.thread.column,

@@ -76,13 +76,15 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
     const bool exists = row < rows;
     const FusedRow<Operation, int> fused(arguments, offsets_of_fused(arguments, exists ? first + row : 0), dim);
     Extras<Operation, 1> extras[kItems];
+#pragma unroll
+    for (int item = 0; item < kItems; ++item)
+      if (exists && item * lanes + lane < dim) fused.load(item * lanes + lane, extras[item]);
     typename Operation::Term terms[kItems];
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= arguments.live) break;
       const int element = item * lanes + lane, at = row * dim + element;
       if (exists && element < dim) {
-        fused.load(element, extras[item]);
         fused.resolve(element, extras[item]);
         terms[item] = fused.term(extras[item], widen(source[at]), kBackward ? widen(grad[at]) : 0, 0);
       } else {

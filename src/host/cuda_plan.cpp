@@ -220,8 +220,7 @@ Plan strided_plan(const Problem& problem, const Device& device) {
   const auto run_of = [&](int memory) {
     return std::clamp<std::int64_t>(memory / (bytes * plan.vector), 1, std::min<std::int64_t>(together, kWarp));
   };
-  const int items =
-      tuning::strided_items(bytes, tuning::held_operands(problem.direction, problem.fused.any), plan.vector);
+  const int items = tuning::strided_items(bytes, problem.direction, problem.fused.any, plan.vector);
   std::int64_t along = power_of_two_from(divide_up(problem.dim.size, items));
   std::int64_t run = run_of(tuning::kLineBytes), width = run;
   if (along * run_of(tuning::kSectorBytes) <= tuning::kStridedMaxBlock) {

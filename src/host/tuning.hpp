@@ -127,8 +127,10 @@ inline constexpr int kStridedMinBlocks = 2;  // a multiprocessor: 64 registers a
 // Columns a thread moves at once: 4, also of 16-bit elements, because with 8 too few threads share the exponentials.
 constexpr int strided_vector(int source_bytes) { return source_bytes == 8 ? 2 : 4; }
 
-constexpr int strided_items(int source_bytes, int operands, int vector) {
-  return held_values(source_bytes, operands) / vector;
+// A fused tile holds, beside what fused rows do, mask and bias of single elements: with as many as a row it would
+// spill.
+constexpr int strided_items(int source_bytes, Direction direction, bool fused, int vector) {
+  return held_values(source_bytes, held_operands(direction, fused)) / vector / (fused ? 2 : 1);
 }
 
 }  // namespace ndsoftmax::tuning
