@@ -1,7 +1,10 @@
-// A call hands its job to as many workers as it wants through their mailboxes, works itself, and waits for those it
-// asked. Workers take the next task from one counter, so that a thread that is late or slow does less.
+// Where the process has an OpenMP runtime, as torch brings one, jobs run on its threads: they stay awake for a while
+// after a call of torch, and threads of our own would have to share the cores with them. Otherwise a call hands its job
+// to as many workers as it wants through their mailboxes, works itself, and waits for those it asked. Either way
+// workers take the next task from one counter, so that a thread that is late or slow does less.
 #include "host/cpu/thread_pool.hpp"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -102,10 +105,22 @@ class Pool {
 // Never destroyed: its threads run until the process ends. After a fork the child's threads are gone, and a
 // call that was under way when it forked will never end there, so it starts over.
 std::atomic<Pool*> current_pool = nullptr;
+std::atomic<bool> is_forked = false;
+
+[[maybe_unused]] const int kWatchesForks = pthread_atfork(nullptr, nullptr, [] {
+  current_pool = nullptr;
+  is_forked = true;
+});
+
+// What GCC makes of `#pragma omp parallel`; other OpenMP runtimes have it, too. Null where there is none, or where it
+// would hang, because the process was forked from one that used it.
+using OpenMPParallel = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+OpenMPParallel openmp_parallel() {
+  static const auto parallel = reinterpret_cast<OpenMPParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  return is_forked ? nullptr : parallel;
+}
 
 Pool& pool() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { current_pool = nullptr; });
-  static_cast<void>(registered);
   Pool* pool = current_pool;
   if (pool) return *pool;
   auto fresh = std::make_unique<Pool>();
@@ -120,6 +135,8 @@ void parallel_for(std::int64_t tasks, int threads, void (*task)(const void*, std
   Job job{task, context, tasks};
   if (threads <= 1)
     job.work();
+  else if (const OpenMPParallel parallel = openmp_parallel())
+    parallel([](void* context) { static_cast<Job*>(context)->work(); }, &job, static_cast<unsigned>(threads), 0);
   else
     pool().run(job, threads);
   if (job.error) std::rethrow_exception(job.error);

@@ -1,4 +1,4 @@
-// Threads that stay, sleep when idle, and survive a fork: the child starts with none and makes its own.
+// Threads: those of the OpenMP runtime that torch brings, or else our own, which sleep when idle and survive a fork.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 namespace ndsoftmax::cpu {
 
 // Calls task(context, i) for every i < tasks, from at most `threads` threads, the caller among them, and returns when
-// all are done. Tasks must not throw. A call that comes while another thread's is running, or from within a task, runs
-// on its caller alone.
+// all are done. Calls may come from several threads at once, and from within a task; some then run on their caller
+// alone.
 void parallel_for(std::int64_t tasks, int threads, void (*task)(const void* context, std::int64_t i),
                   const void* context);
 
