@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import multiprocessing
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -366,3 +368,19 @@ def test_views_whose_strides_are_not_nested_are_told_apart_exactly(strides: Any,
     for start in range(1, 15):
         meet = not taken.isdisjoint(start + at for at in taken)
         assert overlaps_partly(memory.as_strided(sizes, strides, start), out) == meet
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "GOMP_parallel"), reason="needs a torch with OpenMP")
+def test_no_threads_beside_torchs() -> None:
+    script = """
+        import os, torch, ndsoftmax
+        torch.set_num_threads(2)
+        x = torch.randn(400, 4000)
+        torch.softmax(x, -1)
+        before = len(os.listdir("/proc/self/task"))
+        ndsoftmax.softmax(x, -1)
+        ndsoftmax.softmax(x, 0)
+        print(len(os.listdir("/proc/self/task")) - before)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "0"
