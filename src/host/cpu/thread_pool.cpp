@@ -131,14 +131,14 @@ Pool& pool() {
 }  // namespace
 
 void parallel_for(std::int64_t tasks, int threads, void (*task)(const void*, std::int64_t), const void* context) {
-  threads = static_cast<int>(std::min<std::int64_t>(threads, tasks));
   Job job{task, context, tasks};
-  if (threads <= 1)
+  // of OpenMP's threads always as many as torch takes: those that a smaller team leaves out would exit
+  if (threads <= 1 || tasks <= 1)
     job.work();
   else if (const OpenMPParallel parallel = openmp_parallel())
     parallel([](void* context) { static_cast<Job*>(context)->work(); }, &job, static_cast<unsigned>(threads), 0);
   else
-    pool().run(job, threads);
+    pool().run(job, static_cast<int>(std::min<std::int64_t>(threads, tasks)));
   if (job.error) std::rethrow_exception(job.error);
 }
 
