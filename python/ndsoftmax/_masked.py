@@ -212,7 +212,7 @@ def _expanded(tensor: Tensor | None, input: Tensor) -> Tensor | None:
 
 def _living(output: Tensor, mask: Tensor | None, dims: Dims, log: bool, options: Options) -> Tensor:
     """Which elements have a derivative: included ones, of rows of which something is left."""
-    living = (output != (-torch.inf if log else 0)).any(_keep(dims, output), keepdim=True)
+    living = (output != (-torch.inf if log else 0)).any(list(dims), keepdim=True)
     if mask is not None:
         living = living & (mask if options.where else ~mask)
     if options.causal:
@@ -220,10 +220,6 @@ def _living(output: Tensor, mask: Tensor | None, dims: Dims, log: bool, options:
         diagonal = columns - rows if options.causal == "lower_right" else 0
         living = living & torch.ones(rows, columns, dtype=torch.bool, device=output.device).tril(diagonal)
     return living
-
-
-def _keep(dims: Dims, tensor: Tensor) -> list[int]:
-    return list(dims) if tensor.dim() else []
 
 
 class MaskedNormalize(torch.autograd.Function):

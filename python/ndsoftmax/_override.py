@@ -159,7 +159,7 @@ def _backward(
     if not (
         _holders
         and _takes(output, dim, input_dtype, output.dtype)
-        and (grad_output.shape, grad_output.dtype, grad_output.device) == (output.shape, output.dtype, output.device)
+        and _alike(grad_output, output)
         and all(_fits(one, output, input_dtype) and _fits(one, grad_output, input_dtype) for one in out.values())
     ):
         return cast(Tensor, torchs.call_boxed(keys, grad_output, output, dim, input_dtype, **out))
@@ -196,13 +196,14 @@ def _masked_backward(
 ) -> Tensor:
     dim = output.dim() - 1 if dim is None else dim
     if not (
-        _holders
-        and mask.shape == output.shape
-        and _takes_masked(output, mask, dim)
-        and (grad_output.shape, grad_output.dtype, grad_output.device) == (output.shape, output.dtype, output.device)
+        _holders and mask.shape == output.shape and _takes_masked(output, mask, dim) and _alike(grad_output, output)
     ):
         return cast(Tensor, torchs.call_boxed(keys, grad_output, output, mask, dim))
     return kernel_backward(False, grad_output, output, mask, (dim,))
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
 def _takes_masked(input: Tensor, mask: Tensor, dim: int) -> bool:

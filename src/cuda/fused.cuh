@@ -3,8 +3,6 @@
 // biases are read where they lie, through strides of their own; operations that fuse nothing get empty types instead.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/operation.cuh"
 
 namespace ndsoftmax::cuda {
@@ -38,6 +36,14 @@ struct Fusing<Operation, true> {
   Real scale;
   std::int64_t diagonal;
 };
+
+// What finishes a row or a column, once it is decided what a dead one gets.
+template <typename Operation>
+__device__ __forceinline__ typename Operation::Finish settled(typename Operation::Finish finish,
+                                                              const Fusing<Operation>& fusing) {
+  if constexpr (Operation::kFused) finish.settle(fusing.dead_rows_are_zero);
+  return finish;
+}
 
 // Where the mask and the bias of neighbouring elements are: offsets of the first of them, and from one to the next.
 struct Line {

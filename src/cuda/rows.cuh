@@ -6,6 +6,8 @@
 // element by element. Plans promise that all operands of a row are misaligned alike (offer_warp and its kin check it).
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/fused.cuh"
 #include "host/work.hpp"
 #include "ndsoftmax/problem.hpp"
@@ -277,9 +279,7 @@ template <typename Operation, typename Exchange>
 __device__ __forceinline__ typename Operation::Finish finish_of(const Exchange& exchange,
                                                                 const typename Operation::State& held,
                                                                 const Fusing<Operation>& fusing) {
-  typename Operation::Finish finish = exchange.template finish<Operation>(held);
-  if constexpr (Operation::kFused) finish.settle(fusing.dead_rows_are_zero);
-  return finish;
+  return settled<Operation>(exchange.template finish<Operation>(held), fusing);
 }
 
 // A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are

@@ -206,10 +206,8 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock, tuning::kStridedMinB
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) {
-    finish[k] = Operation::finish(held[k], whole[k]);
-    if constexpr (Operation::kFused) finish[k].settle(arguments.fusing.dead_rows_are_zero);
-  }
+  for (int k = 0; k < kVector; ++k)
+    finish[k] = settled<Operation>(Operation::finish(held[k], whole[k]), arguments.fusing);
 #pragma unroll
   for (int item = 0; item < kItems; ++item) {
     if (item >= arguments.live) break;
@@ -267,10 +265,7 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) {
-    finish[k] = Operation::finish(state[k]);
-    if constexpr (Operation::kFused) finish[k].settle(arguments.fusing.dead_rows_are_zero);
-  }
+  for (int k = 0; k < kVector; ++k) finish[k] = settled<Operation>(Operation::finish(state[k]), arguments.fusing);
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {  // backwards: L2 still has the end
     const std::int64_t base = part.begin + i * step;

@@ -2,8 +2,8 @@
 
 The yardstick is frac = time of the copy / time of softmax: 1.00 is the speed of memory. Backward reads two tensors and
 writes one, so there the copy's time counts 1.5 times; the bytes of masks and biases are added to the copy's. What lies
-past a causal diagonal nobody has to read, but the copy does: there frac may pass 1. The copy
-is the fastest of `y.copy_(x)` outside a CUDA graph, inside one, and `torch.neg(x, out=y)`.
+past a causal diagonal nobody has to read, but the copy does: there frac may pass 1. The copy is the fastest of
+`y.copy_(x)` outside a CUDA graph, inside one, and `torch.neg(x, out=y)`.
 
 On a GPU, launches over rotating inputs of 1 GiB together are captured in a CUDA graph, of which the median of 7
 replays counts. On a CPU the implementations take turns, and the median of 7 turns counts.

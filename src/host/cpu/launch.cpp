@@ -254,9 +254,10 @@ class Launch {
         view.kernels.column_statistics(view.columns, view.source, values, max, sum);
       else
         view.kernels.column_products(view.columns, view.grad, view.source, sum);
-      const Living living = fused() ? living_columns(part_of_dim(part), view.columns.width) : Living{};
-      for (std::int64_t i = 0; i < tiling_.period; ++i)
-        statistics[i].combine({{max[i], sum[i]}, living[static_cast<std::size_t>(i)]});
+      for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].combine({{max[i], sum[i]}});
+      if (!fused()) return;
+      const Living living = living_columns(part_of_dim(part), view.columns.width);
+      for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].living |= living[static_cast<std::size_t>(i)];
     });
   }
 
@@ -469,25 +470,38 @@ class Launch {
     for (std::int64_t row = 0; padded && row < rows; ++row)
       std::fill_n(excluded + row * width + columns, width - columns, 1);
     if (fused.bias) add_bias(window(kBias), at(kBias), output);
-    const unsigned char* const mask = fused.mask || padded ? excluded : nullptr;
-    const auto scale = static_cast<Real>(fused.scale);
-    if (forward()) {
-      load(source_at(at(kSource)), window(kSource), values);
-      const Seen<Real> seen = kernels_.fuse(size, mask, fused.bias ? output : nullptr, scale, values);
-      return seen.nan || seen.max == kInfinity;
-    }
-    load(grad_at(at(kGrad)), window(kGrad), values);
-    load(source_at(at(kSource)), window(kSource), output);
-    return kernels_.fuse_gradient(size, mask, scale, empty_output(), values, output).unbounded;
+    load(source_at(at(kSource)), window(kSource), forward() ? values : output);
+    if (!forward()) load(grad_at(at(kGrad)), window(kGrad), values);
+    return fuse(size, fused.mask || padded ? excluded : nullptr);
   }
 
-  // Whether anything that counts is left among elements of the tile, as it was fused.
-  bool living(std::int64_t first, std::int64_t count) const {
+  // The first `size` elements of the tile, and of what lies as it does. Returns as load_rows and fuse_tile.
+  bool fuse(std::int64_t size, const unsigned char* excluded) const {
+    auto& scratch = Scratch<Real>::of_thread();
+    const auto scale = static_cast<Real>(problem_.fused.scale);
+    if (!forward())
+      return kernels_.fuse_gradient(size, excluded, scale, empty_output(), scratch.tile, scratch.output).unbounded;
+    const Real* const bias = problem_.fused.bias ? scratch.output : nullptr;
+    const Seen<Real> seen = kernels_.fuse(size, excluded, bias, scale, scratch.tile);
+    return seen.nan || seen.max == kInfinity;
+  }
+
+  // Whether an element of the tile, as it was fused, is one that counts: neither excluded nor -inf.
+  struct Counts {
+    const Real* tile;
+    Real nothing;
+    bool operator()(std::int64_t at) const { return tile[at] != nothing; }
+  };
+  Counts counts() const {
     const auto& scratch = Scratch<Real>::of_thread();
-    const Real* const tile = (forward() ? scratch.tile : scratch.output) + first;
-    const Real nothing = forward() ? -kInfinity : empty_output();
-    for (std::int64_t i = 0; i < count; ++i)
-      if (tile[i] != nothing) return true;
+    return forward() ? Counts{scratch.tile, -kInfinity} : Counts{scratch.output, empty_output()};
+  }
+
+  // Whether anything that counts is left.
+  bool living(std::int64_t first, std::int64_t count) const {
+    const Counts counts = this->counts();
+    for (std::int64_t i = first; i < first + count; ++i)
+      if (counts(i)) return true;
     return false;
   }
 
@@ -570,8 +584,7 @@ class Launch {
     fill(element(result, count), problem_.result, dim.size() - count, nothing());
   }
 
-  // A tile of columns, once its elements are loaded.
-  // Returns whether a result may be NaN where it should not.
+  // A tile of columns, once its elements are loaded. Returns whether a result may be NaN where it should not.
   bool fuse_tile(Range rows, Range dim) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Fused& fused = problem_.fused;
@@ -593,10 +606,7 @@ class Launch {
       for_windows(kBias, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
         add_bias(window, offset, output + at);
       });
-    const auto scale = static_cast<Real>(fused.scale);
-    if (!forward()) return kernels_.fuse_gradient(size, excluded, scale, empty_output(), values, output).unbounded;
-    const Seen<Real> seen = kernels_.fuse(size, excluded, fused.bias ? output : nullptr, scale, values);
-    return seen.nan || seen.max == kInfinity;
+    return fuse(size, excluded);
   }
 
   void whole_fused_columns(const View& view, std::int64_t tile) const {
@@ -617,12 +627,10 @@ class Launch {
   using Living = std::array<bool, kComfortable>;
   Living living_columns(Range dim, std::int64_t width) const {
     Living living{};
-    const auto& scratch = Scratch<Real>::of_thread();
-    const Real* row = forward() ? scratch.tile : scratch.output;
-    const Real nothing = forward() ? -kInfinity : empty_output();
-    for (std::int64_t i = 0; i < dim.size(); ++i, row += tiling_.positions_per_tile) {
+    const Counts counts = this->counts();
+    for (std::int64_t i = 0; i < dim.size(); ++i) {
       for (std::int64_t column = 0; column < width; ++column)
-        living[static_cast<std::size_t>(column)] |= row[column] != nothing;
+        living[static_cast<std::size_t>(column)] |= counts(i * tiling_.positions_per_tile + column);
       if (i % 16 == 0 && std::all_of(living.begin(), living.begin() + width, std::identity())) break;
     }
     return living;
