@@ -2,6 +2,7 @@
 // bounded by shared memory alone. And the order of kernels in a stream, as far as they may overlap.
 #pragma once
 
+#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -40,14 +41,25 @@ __device__ __forceinline__ void await_copies() {
 #endif
 }
 
-// Counts the bytes of bulk copies (sm_90): one thread calls expect() and issues them, every thread waits.
+// Counts the bytes that arrive in this block's shared memory (sm_90), by bulk copies or from other blocks of its cluster:
+// one thread calls expect() each time, every thread waits.
 class BulkBarrier {
  public:
-  // By one thread, before the block's next barrier.
+  // By one thread, which calls publish() after the last, before the block's next barrier.
   __device__ __forceinline__ void init() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&state_)) : "memory");
+#endif
+  }
+  __device__ __forceinline__ static void publish() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+  // By threads that have written where later copies will, before the block's next barrier.
+  __device__ __forceinline__ static void order_before_copies() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
   }
   __device__ __forceinline__ void expect(unsigned bytes) {
@@ -66,15 +78,39 @@ class BulkBarrier {
         : "memory");
 #endif
   }
-  __device__ __forceinline__ void wait() {
+  // Sends a value to where `slot` is in the shared memory of block `rank` of the cluster; this barrier of that block
+  // counts it. No fence and no barrier of the cluster, which would wait for everything that was stored before.
+  template <typename T>
+  __device__ __forceinline__ void send(const T& value, T* slot, int rank) {
+#if __CUDA_ARCH__ >= 900
+    unsigned to, barrier;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(slot)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&state_)), "r"(rank));
+    static_assert(sizeof(T) == 4 || sizeof(T) % 8 == 0);
+    if constexpr (sizeof(T) == 4) {
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+                   "r"(reinterpret_cast<const unsigned&>(value)), "r"(barrier)
+                   : "memory");
+    } else {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(T) / 8); ++i)
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to + 8 * i),
+                     "l"(reinterpret_cast<const unsigned long long*>(&value)[i]), "r"(barrier)
+                     : "memory");
+    }
+#endif
+  }
+  // Until all bytes of the time before which expect() was called `uses` times have arrived.
+  __device__ __forceinline__ void wait(int uses) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
         "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
-        "}" ::"r"(shared_address(&state_))
+        "}" ::"r"(shared_address(&state_)),
+        "r"(uses % 2)
         : "memory");
 #endif
   }
@@ -98,6 +134,13 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
+// Says that this block runs: others of its cluster wait for that before they write to its shared memory.
+__device__ __forceinline__ void arrive_in_cluster() {
+#if __CUDA_ARCH__ >= 900
+  cooperative_groups::this_cluster().barrier_arrive();
+#endif
+}
+
 #else  // tests/cpp/emulator: copies are done when they are issued
 
 template <int kBytes>
@@ -108,15 +151,34 @@ inline void await_copies() {}
 
 class BulkBarrier {
  public:
-  void init() {}
-  void expect(unsigned) {}
+  void init() { expected_[0] = expected_[1] = 0, times_ = 0, arrived_ = 0; }
+  static void publish() {}
+  static void order_before_copies() {}
+  void expect(unsigned bytes) {
+    expected_[times_ % 2] = expected_[(times_ + 1) % 2] + bytes;
+    ++times_;
+  }
   void copy(void* to, const void* from, unsigned bytes) {
     std::memcpy(__builtin_assume_aligned(to, 16), __builtin_assume_aligned(from, 16), bytes);
+    arrived_ += bytes;
   }
-  void wait() {}
+  template <typename T>
+  void send(const T& value, T* slot, int rank) {
+    *static_cast<T*>(::emulator::map_to_rank(slot, rank)) = value;
+    static_cast<BulkBarrier*>(::emulator::map_to_rank(this, rank))->arrived_ += sizeof(T);
+  }
+  void wait(int uses) {
+    ::emulator::wait_until([&] { return times_ > uses && arrived_ >= expected_[uses % 2]; });
+  }
+
+ private:
+  unsigned expected_[2];  // in all, after the last time and the one before
+  int times_;
+  std::atomic<unsigned> arrived_;
 };
 
 inline void await_kernel_before() {}
+inline void arrive_in_cluster() { cooperative_groups::this_cluster().barrier_arrive(); }
 inline void let_next_kernel_begin() {}
 
 #endif

@@ -9,6 +9,8 @@ namespace {
 template <typename Operation>
 __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArguments<Operation> arguments) {
   constexpr int kVectors = tuning::held_vectors(sizeof(typename Operation::Source), kHeldOperands<Operation>);
+  await_kernel_before();
+  let_next_kernel_begin();
   hold_rows<kVectors, 1>(arguments, arguments.first_block + blockIdx.x, 1, 1, blockDim.x, threadIdx.x, Lanes{},
                          BlockExchange{});
 }

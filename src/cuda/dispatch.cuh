@@ -15,7 +15,8 @@ namespace ndsoftmax::cuda {
 
 struct Pointers : Addresses {
   void* workspace;
-  int shared_limit;  // bytes of shared memory that a block may ask for
+  int shared_limit;      // bytes of shared memory that a block may ask for
+  bool kernels_overlap;  // the next kernel in the stream may begin before this one has ended
 };
 
 inline void check(cudaError_t error, const char* what) {
@@ -132,13 +133,20 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
                  cudaStream_t stream) {
   // the limit and not what this launch needs: another thread may be launching the same kernel
   if (plan.shared_bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, pointers.shared_limit),
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tuning::dynamic_bytes(pointers.shared_limit)),
           "cudaFuncSetAttribute");
   if (plan.cluster > 8)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+  cudaLaunchAttribute attributes[2]{};
+  int count = 0;
+  if (plan.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+  }
+  if (pointers.kernels_overlap) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
 
   const std::int64_t most = tuning::kMaxGrid / plan.cluster * plan.cluster;
   for (std::int64_t done = 0; done < plan.grid; done += most) {
@@ -147,10 +155,8 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
     config.blockDim = static_cast<unsigned>(plan.block);
     config.dynamicSmemBytes = plan.shared_bytes;
     config.stream = stream;
-    if (plan.cluster > 1) {
-      config.attrs = &cluster;
-      config.numAttrs = 1;
-    }
+    config.attrs = attributes;
+    config.numAttrs = count;
     arguments.first_block = done;
     check(cudaLaunchKernelEx(&config, kernel, arguments), "launching a softmax kernel");
   }

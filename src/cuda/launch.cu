@@ -73,11 +73,14 @@ const Device& device(int index) {
 void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses, void* workspace,
             void* stream) {
   const CurrentDevice current(device.index);
-  const Pointers pointers{addresses, workspace, device.shared_bytes_per_block};
+  const Pointers pointers{addresses, workspace, device.shared_bytes_per_block,
+                          device.compute_capability >= tuning::kOverlapFrom};
   const auto queue = static_cast<cudaStream_t>(stream);
   switch (plan.regime) {
     case Regime::warp: return launch_warp(problem, plan, pointers, queue);
-    case Regime::block: return launch_block(problem, plan, pointers, queue);
+    case Regime::block:
+      if (plan.kept_vectors == 0) return launch_block(problem, plan, pointers, queue);
+      [[fallthrough]];
     case Regime::cluster: return launch_cluster(problem, plan, pointers, queue);
     case Regime::online:
     case Regime::split: return launch_online(problem, plan, pointers, queue);

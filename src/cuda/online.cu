@@ -3,6 +3,7 @@
 // which L2 still has. Split: plan.splits blocks a row do the same with a part each, in two launches; the states of the
 // parts pass through the workspace, and every block combines those of its row, in the same order.
 // Rows may have more than 2^31 elements. Exponentials are computed twice, so that 16-bit rows are bound by those.
+#include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
 namespace ndsoftmax::cuda {
@@ -24,11 +25,13 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineA
   __shared__ Shared<State, kWarp> warps;
   __shared__ Shared<State, 1> whole;
 
+  await_kernel_before();
+  let_next_kernel_begin();
   const std::int64_t block = arguments.first_block + blockIdx.x;
   const std::int64_t index = block / arguments.splits, split = block - index * arguments.splits;
   const RowOf row(arguments, index);
-  const work::Part part =
-      work::part_of(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits);
+  const work::Part<std::int64_t> part =
+      work::part_of<std::int64_t>(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits);
   const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * kUnroll;
   // element where the vectors of a thread begin in the step that begins with vector `base`
   const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kVector;

@@ -1,5 +1,5 @@
 // Combining states over the threads that share a row: over lanes of a warp by shuffles, over warps through shared
-// memory, over blocks of a cluster through distributed shared memory. Every thread gets the result.
+// memory. Every thread gets the result. Over blocks: see meet() in online.cu.
 // The order is fixed by the layout alone, so results repeat bit by bit.
 #pragma once
 
@@ -112,26 +112,5 @@ struct BlockExchange {
     return Operation::finish(held, combine_warps(held, warps.get()));
   }
 };
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-struct ClusterExchange {
-  // A block may write into another's shared memory only once that one runs: arrive early, wait late.
-  __device__ __forceinline__ ClusterExchange() { cooperative_groups::this_cluster().barrier_arrive(); }
-
-  template <typename Operation>
-  __device__ __forceinline__ auto finish(const typename Operation::State& held) const {
-    using State = typename Operation::State;
-    __shared__ Shared<State, kWarp> warps, blocks;
-    const auto cluster = cooperative_groups::this_cluster();
-    const State block = combine_warps(held, warps.get());
-    cluster.barrier_wait();
-    const unsigned thread = threadIdx.x, count = cluster.num_blocks();
-    if (thread < count) cluster.map_shared_rank(blocks.get(), thread)[cluster.block_rank()] = block;
-    cluster.sync();
-    const unsigned lane = thread % kWarp;
-    return Operation::finish(held, Lanes{}.combine(lane < count ? blocks.get()[lane] : State{}));
-  }
-};
-#endif
 
 }  // namespace ndsoftmax::cuda

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "cuda/async.cuh"
 #include "cuda/fused.cuh"
 #include "host/work.hpp"
 #include "ndsoftmax/problem.hpp"
@@ -201,7 +202,11 @@ class Row {
   }
 
   __device__ __forceinline__ int phase() const { return phase_; }
-  // Elements up to the diagonal.
+  __device__ __forceinline__ Index vectors() const { return work::vectors_in_row<Index>(dim_, kVector, phase_); }
+  // Up to the diagonal.
+  __device__ __forceinline__ Index reached_vectors() const {
+    return work::vectors_in_row<Index>(fused_.reach(), kVector, phase_);
+  }
   __device__ __forceinline__ Index reach() const { return fused_.reach(); }
 
   // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal.
@@ -230,11 +235,60 @@ class Row {
       if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
   }
 
-  __device__ __forceinline__ void terms(Raw& raw, Index first, Term* terms) const {
-    if (first < dim_) fused_.resolve(first, raw.extras);
+  // What is fused with the vector that begins at `first`, where the vector itself came by copy().
+  __device__ __forceinline__ void load_extras(Index first, Raw& raw) const { fused_.load(first, raw.extras); }
+
+  // Copies `count` vectors, perhaps none, from the row's vector `begin` on into shared memory, by one thread. What `arrived` does not
+  // count, the ends that reach out of the tensor, is there after the block's next barrier.
+  __device__ __forceinline__ void copy(Index begin, int count, Vec<Source, kVector>* source,
+                                       Vec<Source, kVector>* grad, BulkBarrier& arrived) const {
+    if (count <= 0) return arrived.expect(0);
+    const Index first = begin * kVector - phase_;
+    int skipped = 0, copied = count;
+    if (!vectors_only_) {
+      if (first < 0) skipped = 1;
+      if (first + count * kVector > dim_) --copied;
+      for (const int at : {0, count - 1}) {
+        for (int k = 0; k < kVector; ++k) {
+          const Index element = first + at * kVector + k;
+          if (!inside(element)) continue;
+          reinterpret_cast<Source*>(source)[at * kVector + k] = source_[element];
+          if constexpr (kBackward) reinterpret_cast<Source*>(grad)[at * kVector + k] = grad_[element];
+        }
+      }
+      BulkBarrier::order_before_copies();
+    }
+    copied -= skipped;
+    if (copied <= 0) return arrived.expect(0);
+    const unsigned bytes = copied * tuning::kVectorBytes;
+    arrived.expect(kBackward ? 2 * bytes : bytes);
+    arrived.copy(source + skipped, source_ + first + skipped * kVector, bytes);
+    if constexpr (kBackward) arrived.copy(grad + skipped, grad_ + first + skipped * kVector, bytes);
+  }
+
+  // Makes the elements of other rows in vector `at` of the row, which lies at `source` and `grad`, count for nothing;
+  // by threads 0 to kVector - 1.
+  __device__ __forceinline__ void pad(Index at, Vec<Source, kVector>* source, Vec<Source, kVector>* grad,
+                                      int thread) const {
+    if (thread < 0 || thread >= kVector || inside(at * kVector - phase_ + thread)) return;
+    if constexpr (kBackward) {
+      reinterpret_cast<Source*>(source)[thread] = narrow<Source>(Operation::nothing().output);
+      reinterpret_cast<Source*>(grad)[thread] = narrow<Source>(Operation::nothing().grad);
+    } else {
+      reinterpret_cast<Source*>(source)[thread] = narrow<Source>(Operation::nothing());
+    }
+  }
+
+  // Of a vector all of which belongs to the row, or is padded.
+  __device__ __forceinline__ void terms_of_whole(const Raw& raw, Term* terms) const {
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
       terms[k] = fused_.term(raw.extras, raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0, k);
+  }
+
+  __device__ __forceinline__ void terms(Raw& raw, Index first, Term* terms) const {
+    if (first < dim_) fused_.resolve(first, raw.extras);
+    terms_of_whole(raw, terms);
     if constexpr (!Operation::kFused) {
       if (whole(first)) return;
 #pragma unroll
@@ -282,8 +336,8 @@ __device__ __forceinline__ typename Operation::Finish finish_of(const Exchange& 
   return settled<Operation>(exchange.template finish<Operation>(held), fusing);
 }
 
-// A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
-// this function with other teams.
+// A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp and block regimes are this
+// function with other teams.
 template <int kVectors, int kRows, typename Operation, typename Exchange>
 __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
                                           int row_step, int turns, int threads_per_row, int lane, const Lanes& team,

@@ -4,6 +4,7 @@
 // Held: dim fits in the registers of a block, each element is read once. Otherwise the online softmax, twice; with few
 // columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
 // Any strides, any number of groups on every axis; only kVector > 1 assumes an innermost group of stride 1.
+#include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
 namespace ndsoftmax::cuda {
@@ -181,6 +182,8 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock, tuning::kStridedMinB
   constexpr int kItems =
       tuning::strided_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused, kVector);
 
+  await_kernel_before();
+  let_next_kernel_begin();
   const TileExchange exchange(arguments);
   const ColumnsOf columns(arguments, (arguments.first_block + blockIdx.x) * exchange.columns + exchange.thread.column,
                           exchange.thread.along);
@@ -222,12 +225,14 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
   using Term = typename Operation::Term;
   constexpr int kUnroll = tuning::kOnlineVectors;
 
+  await_kernel_before();
+  let_next_kernel_begin();
   const TileExchange exchange(arguments);
   const std::int64_t block = arguments.first_block + blockIdx.x;
   const std::int64_t tile = block / arguments.splits, split = block - tile * arguments.splits;
   const std::int64_t column = tile * exchange.columns + exchange.thread.column;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
-  const work::Part part = work::part_of(arguments.dim, split, arguments.splits);
+  const work::Part<std::int64_t> part = work::part_of<std::int64_t>(arguments.dim, split, arguments.splits);
   const std::int64_t step = static_cast<std::int64_t>(arguments.threads_along) * kUnroll;
   const auto load = [&](std::int64_t base, typename ColumnsOf::Raw(&raw)[kUnroll]) {
 #pragma unroll

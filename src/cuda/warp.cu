@@ -20,6 +20,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
   };
   int turns = 1;  // that have a row for any team: few rows should not wait for the turns of many
   while (turns < kLayout.rows && row_of(0, turns) < arguments.rows) ++turns;
+  await_kernel_before();
+  let_next_kernel_begin();
   hold_rows<kLayout.vectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,
                                            Lanes{kLayout.lanes}, WarpExchange{});
 }
@@ -66,6 +68,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   Result* result = sizeof(Source) == sizeof(Result)
                        ? reinterpret_cast<Result*>(source)
                        : reinterpret_cast<Result*>(grad + (kBackward ? rows_per_block * dim : 0));
+  await_kernel_before();
+  let_next_kernel_begin();
   copy(arguments.source + first * dim, source, rows * dim);
   if constexpr (kBackward) copy(arguments.grad + first * dim, grad, rows * dim);
   __syncthreads();

@@ -39,9 +39,8 @@ class Counts {
 };
 
 void walk_held_rows(const Problem& problem, const Plan& plan, Counts& counts) {
-  const int groups = plan.cluster > 1 ? 1 : plan.block / plan.threads_per_row;
-  const std::int64_t teams = plan.grid / plan.cluster;
-  for (std::int64_t team = 0; team < teams; ++team)
+  const int groups = plan.block / plan.threads_per_row;
+  for (std::int64_t team = 0; team < plan.grid; ++team)
     for (int turn = 0; turn < plan.rows_per_block / groups; ++turn)
       for (int group = 0; group < groups; ++group) {
         const std::int64_t row = work::row(team, plan.rows_per_block, group, groups, turn);
@@ -67,11 +66,13 @@ void walk_staged_rows(const Plan& plan, Counts& counts) {
 }
 
 void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) {
-  for (std::int64_t block = 0; block < plan.grid; ++block) {
-    const std::int64_t row = block / plan.splits, split = block % plan.splits;
+  for (std::int64_t turn = 0; turn < plan.grid * plan.rows_per_block; ++turn) {
+    const std::int64_t block = turn / plan.rows_per_block, split = block % plan.splits;
+    const std::int64_t row = block / plan.splits * plan.rows_per_block + turn % plan.rows_per_block;
+    if (row >= problem.outer.size) continue;
     const int phase = phase_of(problem, plan, row);
-    const work::Part part =
-        work::part_of(work::vectors_in_row(problem.dim.size, plan.vector, phase), split, plan.splits);
+    const work::Part<std::int64_t> part =
+        work::part_of<std::int64_t>(work::vectors_in_row(problem.dim.size, plan.vector, phase), split, plan.splits);
     for (int thread = 0; thread < plan.block; ++thread)
       for (std::int64_t vector = part.begin + thread; vector < part.end; vector += plan.block)
         counts.row_elements(row, work::first_element<std::int64_t>(vector, 1, 0, plan.vector, phase), plan.vector);
@@ -86,7 +87,7 @@ void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
       const work::TileThread thread = work::tile_thread(index, plan.run, along);
       const std::int64_t column = block / plan.splits * width + thread.column;
       if (column >= columns) continue;
-      const work::Part part = work::part_of(problem.dim.size, block % plan.splits, plan.splits);
+      const work::Part<std::int64_t> part = work::part_of<std::int64_t>(problem.dim.size, block % plan.splits, plan.splits);
       const std::int64_t held_end = plan.passes == 1 ? std::int64_t{plan.items} * along : part.end;
       for (std::int64_t d = part.begin + thread.along; d < std::min(part.end, held_end); d += along)
         counts.columns(column * plan.vector, plan.vector, d);
@@ -100,12 +101,14 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
   switch (plan.regime) {
     case Regime::warp:
     case Regime::block:
-    case Regime::cluster:
       if (plan.staged)
         walk_staged_rows(plan, counts);
+      else if (plan.kept_vectors > 0)
+        walk_online_rows(problem, plan, counts);
       else
         walk_held_rows(problem, plan, counts);
       break;
+    case Regime::cluster:
     case Regime::online:
     case Regime::split: walk_online_rows(problem, plan, counts); break;
     case Regime::strided: walk_tiles(problem, plan, counts); break;

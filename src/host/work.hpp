@@ -27,12 +27,14 @@ NDSOFTMAX_HOST_DEVICE Index vectors_in_row(Index dim, int vector, int phase) {
 }
 
 // Part `part` of `parts` of `total` things.
+template <typename Index>
 struct Part {
-  std::int64_t begin, end;
+  Index begin, end;
 };
-NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts) {
-  const std::int64_t size = (total + parts - 1) / parts;
-  const std::int64_t begin = part * size < total ? part * size : total;
+template <typename Index>
+NDSOFTMAX_HOST_DEVICE Part<Index> part_of(Index total, Index part, Index parts) {
+  const Index size = (total + parts - 1) / parts;
+  const Index begin = part * size < total ? part * size : total;
   return {begin, begin + size < total ? begin + size : total};
 }
 

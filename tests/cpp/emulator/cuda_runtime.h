@@ -10,6 +10,7 @@
 #include <vector_types.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -39,6 +40,15 @@ unsigned cluster_size();
 unsigned arrive_cluster();
 void wait_cluster(unsigned ticket);
 void* map_to_rank(void* shared, unsigned rank);
+void yield();  // lets other threads of the block run
+void progressed();
+
+template <typename Condition>
+void wait_until(const Condition& condition) {
+  while (!condition()) yield();
+  progressed();
+}
+
 unsigned char* dynamic_shared();
 
 // Runs body for every thread of the grid.

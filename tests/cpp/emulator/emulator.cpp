@@ -57,9 +57,13 @@ thread_local Block* block = nullptr;
 thread_local std::vector<std::unique_ptr<char[]>> stacks;  // kept from block to block
 thread_local unsigned char base;  // marks the thread-local memory of a block: all of it lies at fixed distances
 
+}  // namespace
+
 void yield() {
   if (_setjmp(block->jumps[block->running].target) == 0) _longjmp(block->scheduler, 1);
 }
+
+namespace {
 
 // Lets fiber `i` run until it yields.
 void resume(unsigned i, bool first) {
@@ -139,6 +143,8 @@ void run_block(const cudaLaunchConfig_t& config, Cluster& cluster, unsigned inde
 }
 
 }  // namespace
+
+void progressed() { block->progress = true; }
 
 Fiber& current() { return block->fibers[block->running]; }
 
