@@ -40,9 +40,9 @@ Regime regime_from(std::string_view name, std::string_view given_for);
 
 struct Plan {
   Regime regime = Regime::warp;
-  bool staged = false;      // warp: rows go through shared memory, because 16 bytes hold no whole number of them
+  bool staged = false;      // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors
   bool ragged = false;      // rows begin or end within a vector
-  int log2_dim = 0;         // warp: of the row, rounded up to a power of two
+  int log2_dim = 0;         // warp, not staged: of the row, rounded up to a power of two
   int vector = 1;           // elements moved by one access
   int items = 1;            // accesses a thread holds in registers
   int threads_per_row = 1;  // warp: lanes; block: threads; cluster: threads of all its blocks; strided: along dim

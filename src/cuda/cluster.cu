@@ -42,7 +42,7 @@ struct Meeting {
 };
 
 template <typename Operation>
-__global__ void __launch_bounds__(tuning::kKeptMaxBlock)
+__global__ void __launch_bounds__(tuning::kKeptMaxBlock, 1)
     kept_rows(const KeptArguments<Operation> arguments) {
   using RowOf = Row<Operation, int>;
   using Raw = typename RowOf::Raw;

@@ -97,6 +97,7 @@ struct RowArguments {
   std::int64_t first_block;
   int live;     // vectors that any thread has of a row
   int lanes;    // that share one
+  int rows_per_block;
   bool ragged;  // some row begins or ends within a vector
   KernelAxis<kOperandsOf<Operation>> outer;
   std::int64_t mask_step, bias_step;  // along a row

@@ -82,6 +82,13 @@ struct Vec {
     }
   }
 
+  // Whole vectors of 16 bytes to shared memory.
+  __device__ __forceinline__ void store_shared(T* to) const {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i)
+      reinterpret_cast<uint4*>(to)[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+  }
+
   __device__ __forceinline__ Accumulator<T> widened(int k) const {
     if constexpr (sizeof(T) == 8)
       return __hiloint2double(static_cast<int>(words[2 * k + 1]), static_cast<int>(words[2 * k]));

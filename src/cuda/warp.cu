@@ -1,9 +1,12 @@
-// Warp regime: contiguous rows of at most 1024 elements; the row, rounded up to a power of two, is the template
-// parameter. Teams of 1 to 32 lanes hold a row each, or a few, as 16-byte vectors in registers; shuffles reduce.
-// Each element is read once and written once, by one thread, in neighbouring vectors across the team.
-// Rows that do not start on 16 bytes, but follow each other without gaps, are staged instead: a block copies some of
-// them into shared memory as one run of vectors, teams of lanes take neighbouring elements from there and put results
-// back, and the block copies those out as one run. Memory sees whole vectors only. Assumes nothing else.
+// Warp regime: contiguous rows of at most 1024 elements, each read once and written once.
+// Rows of whole 16-byte vectors: the row, rounded up to a power of two, is the template parameter. Teams of 1 to 32
+// lanes hold a row each, or a few, as vectors in registers; shuffles reduce.
+// Rows that do not start on 16 bytes, but follow each other without gaps, are staged instead: a block copies a run of
+// them into shared memory as vectors, teams of lanes take words of 32 bits from there and put results back, and the
+// block copies those out as one run. Rows smaller than a vector are taken from there as the vectors that hold some.
+// Memory, which sees whole vectors only, is the bound while an element takes less than its share of instructions: 32 of
+// a lane for one of 16 bits on an H200. So nothing loads or branches element by element: 14 to 16 are left.
+#include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
 namespace ndsoftmax::cuda {
@@ -26,18 +29,56 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
                                            Lanes{kLayout.lanes}, WarpExchange{});
 }
 
-constexpr int kStagedMaxLog2Items = tuning::kWarpMaxLog2Dim - 5;  // of the widest row, over the lanes of a warp
-
-// Copies `count` elements between global and shared memory, both aligned to a vector.
-template <typename T>
-__device__ __forceinline__ void copy(const T* from, T* to, int count) {
-  constexpr int kVector = tuning::kVectorBytes / sizeof(T);
-  const int vectors = count / kVector;
+// Copies `count` elements, in vectors by `copy_vector` and what is left of them, less than a vector, one by one. Both
+// sides start on a vector.
+template <typename T, typename CopyVector>
+__device__ __forceinline__ void copy_by_block(const T* from, T* to, int count, const CopyVector& copy_vector) {
+  constexpr int kVector = tuning::kVectorBytes / sizeof(T), kStep = tuning::kWarpBlock * kVector;
+  const int thread = threadIdx.x, rest = count % kVector;
+  if (thread < rest) to[count - rest + thread] = from[count - rest + thread];
+  from += thread * kVector, to += thread * kVector;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < vectors; i += tuning::kWarpBlock)
-    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-  for (int i = vectors * kVector + threadIdx.x; i < count; i += tuning::kWarpBlock) to[i] = from[i];
+  for (int left = count - rest - thread * kVector; left > 0; left -= kStep, from += kStep, to += kStep)
+    copy_vector(from, to);
 }
+
+// The rows of a block and where they are in shared memory. Results replace sources of the same size.
+template <typename Operation>
+struct Staged {
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  static constexpr bool kInPlace = sizeof(Source) == sizeof(Result);
+
+  std::int64_t first;
+  int rows;
+  Source *source, *grad;
+  Result* result;
+
+  __device__ __forceinline__ Staged(const RowArguments<Operation>& arguments, int dim)
+      : first((arguments.first_block + blockIdx.x) * arguments.rows_per_block),
+        rows(static_cast<int>(min(static_cast<std::int64_t>(arguments.rows_per_block), arguments.rows - first))),
+        source(reinterpret_cast<Source*>(dynamic_shared_memory())),
+        grad(source + arguments.rows_per_block * dim),
+        result(reinterpret_cast<Result*>(kInPlace    ? source
+                                         : kBackward ? grad + arguments.rows_per_block * dim
+                                                     : grad)) {
+    await_kernel_before();
+    let_next_kernel_begin();
+    const auto copy_vector = [](const Source* from, Source* to) { copy_async<tuning::kVectorBytes>(to, from); };
+    copy_by_block(arguments.source + first * dim, source, rows * dim, copy_vector);
+    if constexpr (kBackward) copy_by_block(arguments.grad + first * dim, grad, rows * dim, copy_vector);
+    await_copies();
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void store(const RowArguments<Operation>& arguments, int dim) const {
+    __syncthreads();
+    copy_by_block(result, arguments.result + first * dim, rows * dim, [](const Result* from, Result* to) {
+      Vec<Result, tuning::kVectorBytes / sizeof(Result)>::load(from).store(to);
+    });
+  }
+};
 
 // Of a row that lies where the rows before it end; only what is fused has to be looked up.
 template <typename Operation>
@@ -48,82 +89,122 @@ __device__ __forceinline__ auto offsets_of_fused(const RowArguments<Operation>& 
     return Offsets<kWhole>{};
 }
 
-// Teams of kLanes lanes, or, where that is 0, of as many as the plan says: fused kernels are large, and those that
-// differ in their lanes alone are one.
-template <typename Operation, int kItems, int kLanes>
+template <typename Operation, int kItems>
 __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  constexpr int kWord = tuning::staged_word(sizeof(Source));
+  constexpr int kFull = tuning::staged_items_before(kItems, Operation::kFused);  // items that every lane has
 
-  const int dim = static_cast<int>(arguments.dim);
-  const int lanes = kLanes > 0 ? kLanes : arguments.lanes, teams = tuning::kWarpBlock / lanes;
-  const int rows_per_block = tuning::staged_rows_per_block(lanes, dim, sizeof(Source), sizeof(Result));
-  const std::int64_t first = (arguments.first_block + blockIdx.x) * rows_per_block;
-  const int rows = static_cast<int>(min(static_cast<std::int64_t>(rows_per_block), arguments.rows - first));
+  const int dim = static_cast<int>(arguments.dim), step = arguments.lanes * kWord;
+  const Staged<Operation> staged(arguments, dim);
+  const unsigned lanes = arguments.lanes, teams = tuning::kWarpBlock / lanes;
+  const int team = static_cast<int>(threadIdx.x / lanes), lane = static_cast<int>(threadIdx.x % lanes);
+  for (int turn = 0; turn < staged.rows; turn += static_cast<int>(teams)) {
+    const int row = turn + team, start = row * dim;
+    const bool exists = row < staged.rows;
+    const int end = exists ? dim : 0;
+    const int first = work::first_element(0, arguments.lanes, lane, kWord, start % kWord);  // then every step-th
+    const auto inside = [&](int element) { return static_cast<unsigned>(element) < static_cast<unsigned>(end); };
 
-  // results replace what the same thread has read, where they have the same size
-  Source* source = reinterpret_cast<Source*>(dynamic_shared_memory());
-  Source* grad = source + rows_per_block * dim;
-  Result* result = sizeof(Source) == sizeof(Result)
-                       ? reinterpret_cast<Result*>(source)
-                       : reinterpret_cast<Result*>(grad + (kBackward ? rows_per_block * dim : 0));
-  await_kernel_before();
-  let_next_kernel_begin();
-  copy(arguments.source + first * dim, source, rows * dim);
-  if constexpr (kBackward) copy(arguments.grad + first * dim, grad, rows * dim);
-  __syncthreads();
+    const FusedRow<Operation, int> fused(arguments, offsets_of_fused(arguments, exists ? staged.first + row : 0), end);
+    Extras<Operation, 1> extras[kItems * kWord];
+    Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
+    typename Operation::Term terms[kItems * kWord];
+    const auto load = [&](int item) {
+      if (item >= kFull && first + item * step >= end) return;  // what does not exist before has room all the same
+      source[item] = Vec<Source, kWord>::load(staged.source + start + first + item * step);
+      if constexpr (kBackward) grad[item] = Vec<Source, kWord>::load(staged.grad + start + first + item * step);
+    };
+    const auto make_term = [&](int i) {
+      const int item = i / kWord, k = i % kWord;
+      terms[i] = fused.term(extras[i], source[item].widened(k), kBackward ? grad[item].widened(k) : 0, 0);
+    };
 
-  const int lane = threadIdx.x % lanes;
-  for (int turn = 0; turn < rows; turn += teams) {
-    const int row = turn + threadIdx.x / lanes;
-    const bool exists = row < rows;
-    const FusedRow<Operation, int> fused(arguments, offsets_of_fused(arguments, exists ? first + row : 0), dim);
-    Extras<Operation, 1> extras[kItems];
 #pragma unroll
-    for (int item = 0; item < kItems; ++item)
-      if (exists && item * lanes + lane < dim) fused.load(item * lanes + lane, extras[item]);
-    typename Operation::Term terms[kItems];
+    for (int i = 0; i < kItems * kWord; ++i) fused.load(first + i / kWord * step + i % kWord, extras[i]);
 #pragma unroll
-    for (int item = 0; item < kItems; ++item) {
-      if (item >= arguments.live) break;
-      const int element = item * lanes + lane, at = row * dim + element;
-      if (exists && element < dim) {
-        fused.resolve(element, extras[item]);
-        terms[item] = fused.term(extras[item], widen(source[at]), kBackward ? widen(grad[at]) : 0, 0);
-      } else {
-        terms[item] = Operation::nothing();
+    for (int item = 0; item < kItems; ++item) load(item);
+#pragma unroll
+    for (int i = 0; i < kItems * kWord; ++i) {
+      const int element = first + i / kWord * step + i % kWord;
+      fused.resolve(element, extras[i]);
+      make_term(i);
+      const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
+      if (!Operation::kFused && ragged && !inside(element)) terms[i] = Operation::nothing();
+    }
+    const auto state = Operation::template reduce<kItems, kWord, kWord>(terms, kItems, Lanes{arguments.lanes});
+    const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
+
+    constexpr int kTogether = tuning::kStagedTogether;
+#pragma unroll
+    for (int group = 0; group < kItems; group += kTogether) {
+      if constexpr (kBackward) {  // again, rather than hold two operands
+#pragma unroll
+        for (int item = group; item < kItems && item < group + kTogether; ++item) load(item);
+#pragma unroll
+        for (int i = group * kWord; i < kItems * kWord && i < (group + kTogether) * kWord; ++i) make_term(i);
+      }
+#pragma unroll
+      for (int item = group; item < kItems && item < group + kTogether; ++item) {
+        const int element = first + item * step;
+        const auto word = Vec<Result, kWord>::narrowed(
+            [&](int k) { return finish(terms[item * kWord + k], extras[item * kWord + k].include(0)); });
+        Result* const to = staged.result + start + element;
+        const bool whole = (item > 0 || element >= 0) && (item < kFull ? exists : element + kWord <= end);
+        if (Staged<Operation>::kInPlace && whole) {
+          word.store(to);
+        } else if (!Staged<Operation>::kInPlace || item == 0 || item >= kFull) {
+#pragma unroll
+          for (int k = 0; k < kWord; ++k)  // the rest of a word is another team's
+            if (inside(element + k)) word.extract(k, to + k);
+        }
       }
     }
-    const auto state = Operation::template reduce<kItems, 1, 1>(terms, arguments.live, Lanes{lanes});
-    const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
-#pragma unroll
-    for (int item = 0; item < kItems; ++item) {
-      if (item >= arguments.live) break;
-      const int element = item * lanes + lane;
-      if (exists && element < dim)
-        result[row * dim + element] = narrow<Result>(finish(terms[item], extras[item].include(0)));
-    }
   }
-  __syncthreads();
-  copy(result, arguments.result + first * dim, rows * dim);
+  staged.store(arguments, dim);
 }
 
-// Calls visitor(items, lanes), both constants.
-template <typename Operation, typename Visitor>
-void visit_staged(int log2_dim, const Visitor& visitor) {
-  using std::integral_constant;
-  if constexpr (Operation::kFused) {
-    const int items = (1 << log2_dim) / tuning::staged_lanes(log2_dim);
-    visit_int<1, kStagedMaxLog2Items>(std::bit_width(static_cast<unsigned>(items)) - 1, [&](auto log2_items) {
-      visitor(integral_constant<int, 1 << log2_items>{}, integral_constant<int, 0>{});
-    });
-  } else {
-    visit_int<1, tuning::kWarpMaxLog2Dim>(log2_dim, [&](auto log2_dim) {
-      constexpr int kLanes = tuning::staged_lanes(log2_dim);
-      visitor(integral_constant<int, (1 << log2_dim) / kLanes>{}, integral_constant<int, kLanes>{});
-    });
+// Rows smaller than a vector: a thread takes the fewest whole vectors that hold whole rows.
+template <typename Operation, int kDim>
+__global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArguments<Operation> arguments) {
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  constexpr int kRows = tuning::rows_of_whole_vectors(kDim, sizeof(Source)), kElements = kRows * kDim;
+  using Rows = Vec<Source, kElements>;
+
+  const Staged<Operation> staged(arguments, kDim);
+  for (int row = threadIdx.x * kRows; row < staged.rows; row += tuning::kWarpBlock * kRows) {
+    const auto source = Rows::load(staged.source + row * kDim);
+    Rows grad;
+    if constexpr (kBackward) grad = Rows::load(staged.grad + row * kDim);
+    typename Operation::Real results[kElements];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      typename Operation::Term terms[kDim];
+#pragma unroll
+      for (int k = 0; k < kDim; ++k)
+        terms[k] = Operation::term(source.widened(r * kDim + k), kBackward ? grad.widened(r * kDim + k) : 0);
+      const auto finish = Operation::finish(Operation::template reduce<1, kDim, kDim>(terms, 1, Lanes{1}));
+#pragma unroll
+      for (int k = 0; k < kDim; ++k) results[r * kDim + k] = finish(terms[k], true);
+    }
+    Vec<Result, kElements>::narrowed([&](int i) { return results[i]; }).store_shared(staged.result + row * kDim);
   }
+  staged.store(arguments, kDim);
+}
+
+// Calls visitor(items), a constant, for the fewest items of which there is a kernel.
+template <typename Operation, int kItems = tuning::staged_items(1, Operation::kFused), typename Visitor>
+void visit_items(int items, const Visitor& visitor) {
+  constexpr int kMost =
+      (1 << tuning::kWarpMaxLog2Dim) / kWarp / tuning::staged_word(sizeof(typename Operation::Source));
+  if (items <= kItems)
+    visitor(std::integral_constant<int, kItems>{});
+  else if constexpr (kItems < kMost)
+    visit_items<Operation, tuning::staged_items(kItems + 1, Operation::kFused)>(items, visitor);
 }
 
 }  // namespace
@@ -131,12 +212,19 @@ void visit_staged(int log2_dim, const Visitor& visitor) {
 void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
-    if (plan.staged) {
-      visit_staged<Operation>(plan.log2_dim, [&](auto items, auto lanes) {
-        launch_grid(staged_rows<Operation, items, lanes>, arguments, plan, pointers, stream);
+    constexpr int kVector = Row<Operation, int>::kVector;
+    if (plan.staged && plan.vector < kVector) {
+      visit_items<Operation>(plan.items, [&](auto items) {
+        launch_grid(staged_rows<Operation, items>, arguments, plan, pointers, stream);
       });
+    } else if (plan.staged) {
+      if constexpr (tuning::has_tiny_rows(sizeof(typename Operation::Source), sizeof(typename Operation::Result),
+                                          Operation::kFused))
+        visit_int<1, kVector - 1>(static_cast<int>(problem.dim.size), [&](auto dim) {
+          launch_grid(tiny_rows<Operation, dim>, arguments, plan, pointers, stream);
+        });
     } else {
-      constexpr int kSmallest = std::bit_width(static_cast<unsigned>(Row<Operation, int>::kVector)) - 1;
+      constexpr int kSmallest = std::bit_width(static_cast<unsigned>(kVector)) - 1;
       visit_int<kSmallest, tuning::kWarpMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
         launch_grid(warp_rows<Operation, log2_dim>, arguments, plan, pointers, stream);
       });

@@ -54,15 +54,30 @@ void walk_held_rows(const Problem& problem, const Plan& plan, Counts& counts) {
       }
 }
 
-void walk_staged_rows(const Plan& plan, Counts& counts) {
+void walk_staged_rows(const Problem& problem, const Plan& plan, Counts& counts) {
   const int teams = plan.block / plan.threads_per_row;
   for (std::int64_t block = 0; block < plan.grid; ++block)
     for (int turn = 0; turn < plan.rows_per_block; turn += teams)
       for (int thread = 0; thread < plan.block; ++thread)
         for (int item = 0; item < plan.items; ++item) {
-          const int element = item * plan.threads_per_row + thread % plan.threads_per_row;
-          counts.row_elements(block * plan.rows_per_block + turn + thread / plan.threads_per_row, element, 1);
+          const int row = turn + thread / plan.threads_per_row;
+          const auto phase = static_cast<int>(row * problem.dim.size % plan.vector);
+          counts.row_elements(block * plan.rows_per_block + row,
+                              work::first_element<std::int64_t>(item, plan.threads_per_row,
+                                                                thread % plan.threads_per_row, plan.vector, phase),
+                              plan.vector);
         }
+}
+
+// A thread takes plan.items vectors at a time, which hold whole rows.
+void walk_tiny_rows(const Problem& problem, const Plan& plan, Counts& counts) {
+  const std::int64_t together = std::int64_t{plan.items} * plan.vector / problem.dim.size;
+  for (std::int64_t block = 0; block < plan.grid; ++block)
+    for (std::int64_t turn = 0; turn < plan.rows_per_block; turn += plan.block * together)
+      for (int thread = 0; thread < plan.block; ++thread)
+        for (std::int64_t row = 0; row < together; ++row)
+          counts.row_elements(block * plan.rows_per_block + turn + thread * together + row, 0,
+                              static_cast<int>(problem.dim.size));
 }
 
 void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) {
@@ -101,8 +116,10 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
   switch (plan.regime) {
     case Regime::warp:
     case Regime::block:
-      if (plan.staged)
-        walk_staged_rows(plan, counts);
+      if (plan.staged && plan.vector > tuning::staged_word(size_of(problem.source)))
+        walk_tiny_rows(problem, plan, counts);
+      else if (plan.staged)
+        walk_staged_rows(problem, plan, counts);
       else if (plan.kept_vectors > 0)
         walk_online_rows(problem, plan, counts);
       else

@@ -74,21 +74,52 @@ bool rows_are_vectors(const Problem& problem) {
   return true;
 }
 
-// Of shared memory a block.
-int staged_bytes(const Problem& problem) {
-  const int dim = static_cast<int>(problem.dim.size);
-  const int source = size_of(problem.source), result = size_of(problem.result);
-  const int sources = problem.direction == Direction::backward ? 2 : 1;
-  const int rows = tuning::staged_rows_per_block(tuning::staged_lanes(std::max(1, log2_up(dim))), dim, source, result);
-  return rows * dim * (sources * source + (source == result ? 0 : result));  // in place where sizes are equal
+// Where rows are vectors, lanes hold them directly.
+tuning::WarpLayout held_layout(const Rows& rows) {
+  return tuning::warp_layout(log2_up(rows.vectors * rows.vector), rows.vector);
 }
 
-// Staging needs rows without gaps that start on 16 bytes as a whole; it pays where single rows do not.
-bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
+// Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and where a
+// quarter of the lanes that hold vectors would hold none; not where fused operands are read as vectors too.
+bool should_stage(const Problem& problem, const Rows& rows) {
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
-  return problem.dim.size % rows.vector != 0 && staged_bytes(problem) <= device.shared_bytes_per_block;
+  if (problem.dim.size % rows.vector != 0) return true;
+  const int lanes = held_layout(rows).lanes;
+  return !problem.fused.any && 4 * rows.vectors <= 3 * lanes * divide_up(rows.vectors, lanes);
+}
+
+Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device) {
+  const int dim = static_cast<int>(problem.dim.size);
+  const int source = size_of(problem.source), result = size_of(problem.result);
+  const int sources = problem.direction == Direction::backward ? 2 : 1;
+  Plan plan;
+  plan.staged = true;
+  int unit;  // rows of one turn of all threads, and of whole vectors
+  if (dim < rows.vector && tuning::has_tiny_rows(source, result, problem.fused.any)) {
+    const int together = tuning::rows_of_whole_vectors(dim, source);
+    plan.vector = rows.vector;
+    plan.items = together * dim / rows.vector;
+    unit = tuning::kWarpBlock * together;
+    plan.why = "rows smaller than 16 bytes: a run of them through shared memory, a thread takes whole vectors of it";
+  } else {
+    plan.vector = tuning::staged_word(source);
+    plan.threads_per_row = tuning::staged_lanes(dim, source, problem.fused.any);
+    plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row * plan.vector));
+    unit = std::max(tuning::kWarpBlock / plan.threads_per_row,
+                    tuning::rows_of_whole_vectors(dim, std::min(source, result)));
+    plan.why = dim % rows.vector == 0
+                   ? "rows that would leave lanes idle as vectors: a run of them, through shared memory"
+                   : "rows that do not start on 16 bytes: a run of them, through shared memory";
+  }
+  // results take the place of sources of their size
+  const int bytes = unit * dim * (sources * source + (source == result ? 0 : result));
+  const std::int64_t useful = rows.count / (std::int64_t{unit} * device.multiprocessors * tuning::kStagedBlocks);
+  const int turns = static_cast<int>(std::clamp<std::int64_t>(useful, 1, divide_up(tuning::kStagedBytes, bytes)));
+  plan.rows_per_block = unit * turns;
+  plan.shared_bytes = bytes * turns;
+  return plan;
 }
 
 // A regime's answer: a plan, or why not.
@@ -109,24 +140,13 @@ Plan row_plan(Regime regime, const Rows& rows, std::int64_t threads_per_row) {
 
 Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device) {
   Plan plan;
-  if (should_stage(problem, rows, device)) {
-    const int dim = static_cast<int>(problem.dim.size);
-    plan.staged = true;
-    plan.log2_dim = std::max(1, log2_up(dim));
-    plan.vector = rows.vector;
-    plan.threads_per_row = tuning::staged_lanes(plan.log2_dim);
-    plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row));
-    plan.rows_per_block =
-        tuning::staged_rows_per_block(plan.threads_per_row, dim, size_of(problem.source), size_of(problem.result));
-    plan.shared_bytes = staged_bytes(problem);
-    plan.why = "rows that do not start on 16 bytes: a run of them, through shared memory";
-  } else {
-    const std::int64_t covered = rows.aligned ? problem.dim.size : rows.vectors * rows.vector;
-    if (covered > 1 << tuning::kWarpMaxLog2Dim) return {{}, "a warp holds rows of at most 1024 elements"};
-    const int log2_dim = log2_up(std::max<std::int64_t>(covered, rows.vector));
-    const tuning::WarpLayout layout = tuning::warp_layout(log2_dim, rows.vector);
+  if (should_stage(problem, rows)) plan = staged_plan(problem, rows, device);
+  if (!plan.staged || plan.shared_bytes > device.shared_bytes_per_block) {
+    if (rows.vectors * rows.vector > 1 << tuning::kWarpMaxLog2Dim)
+      return {{}, "a warp holds rows of at most 1024 elements"};
+    const tuning::WarpLayout layout = held_layout(rows);
     plan = row_plan(Regime::warp, rows, layout.lanes);
-    plan.log2_dim = log2_dim;
+    plan.log2_dim = log2_up(rows.vectors * rows.vector);
     plan.rows_per_block = tuning::kWarpBlock / layout.lanes * layout.rows;
     plan.why = "a row fits in the registers of a warp, or of a part of one";
   }

@@ -43,24 +43,67 @@ constexpr int held_vectors(int source_bytes, int operands) {
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
-inline constexpr int kWarpBlock = 128;         // small blocks retire and refill smoothly
-inline constexpr int kWarpVectors = 4;         // 64 bytes in flight a thread: enough at half occupancy
-inline constexpr int kStagedBytes = 8 * 1024;  // of input a block: 16 blocks fit on a multiprocessor of 164 KiB and up
-inline constexpr int kStagedItems = 16;        // elements a lane takes from shared memory before more lanes share a row
+inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
+inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
 
-// Lanes that share a staged row of up to 2^log2_dim elements.
-constexpr int staged_lanes(int log2_dim) {
-  const int lanes = (1 << log2_dim) / kStagedItems;
-  return lanes < 1 ? 1 : lanes > kWarp ? kWarp : lanes;
+// Staged rows lie in shared memory, where nothing but its size bounds what is under way: eight blocks, as many as 64
+// registers a thread allow, keep more than 100 KiB on a multiprocessor, which memory needs to be busy (48 KiB gave 0.75
+// of a copy's speed, 96 KiB 1.0).
+inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
+inline constexpr int kStagedBlocks = 8;         // a multiprocessor, before blocks stage more than they must
+inline constexpr int kStagedValues = 32;        // that a lane has of a row before more lanes share it
+inline constexpr int kStagedTogether = 4;       // words that a lane loads before it uses the first, where it holds none
+
+// Elements of a word, which is what a thread takes from shared memory at once. Rows need not be aligned to more.
+constexpr int staged_word(int source_bytes) { return source_bytes == 2 ? 2 : 1; }
+
+// A lane's words, rounded up to those that kernels are compiled for. Fused kernels are large: there are fewer.
+constexpr int staged_items(int items, bool fused) {
+  if (fused) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(items)));
+  const int step = items > 16 ? 4 : 2;
+  return (items + step - 1) / step * step;
 }
 
-// Rows that a block stages: a whole number of turns of its teams, and of 16-byte vectors of source and result.
-constexpr int staged_rows_per_block(int lanes, int dim, int source_bytes, int result_bytes) {
-  const int teams = kWarpBlock / lanes;
-  const int vector = kVectorBytes / (source_bytes < result_bytes ? source_bytes : result_bytes);
-  const int rows = teams > vector ? teams : vector;
-  const int turns = kStagedBytes / (rows * dim * source_bytes);
-  return rows * (turns > 1 ? turns : 1);
+// The largest number that is rounded up to less than `items`.
+constexpr int staged_items_before(int items, bool fused) {
+  int before = items - 1;
+  while (before > 0 && staged_items(before, fused) >= items) --before;
+  return before;
+}
+
+// Turns that shared memory takes when each lane of a warp wants its first word: the most words in any of its banks.
+constexpr int bank_turns(int dim, int word, int lanes) {
+  std::array<int, kWarp> wanted{};
+  int most = 0;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    int& bank = wanted[(lane / lanes * dim / word + lane % lanes) % kWarp];
+    most = ++bank > most ? bank : most;
+  }
+  return most;
+}
+
+// Few lanes a row mean few shuffles, and many words a lane that few are lost to rounding; more share it where that
+// spares turns.
+constexpr int staged_lanes(int dim, int source_bytes, bool fused) {
+  const int word = staged_word(source_bytes), values = kStagedValues / (fused ? 2 : 1);
+  int lanes = 1;
+  while (lanes < kWarp && lanes * values < (dim + word - 1) / word * word) lanes *= 2;
+  while (lanes < kWarp && bank_turns(dim, word, lanes) > 2 &&
+         bank_turns(dim, word, 2 * lanes) < bank_turns(dim, word, lanes))
+    lanes *= 2;
+  return lanes;
+}
+
+// The fewest rows of `dim` elements that fill whole vectors.
+constexpr int rows_of_whole_vectors(int dim, int element_bytes) {
+  int rows = 1;
+  while (rows * dim * element_bytes % kVectorBytes != 0) rows *= 2;
+  return rows;
+}
+
+// Whether rows smaller than a vector have kernels of their own.
+constexpr bool has_tiny_rows(int source_bytes, int result_bytes, bool fused) {
+  return source_bytes == result_bytes && !fused;
 }
 
 // How a warp shares rows whose size, rounded up, is 2^log2_dim.
