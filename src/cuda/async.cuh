@@ -134,10 +134,26 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-// Says that this block runs: others of its cluster wait for that before they write to its shared memory.
+// Blocks of this block's cluster.
+__device__ __forceinline__ int cluster_size() {
+#if __CUDA_ARCH__ >= 900
+  unsigned size;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+  return static_cast<int>(size);
+#else
+  return 1;
+#endif
+}
+
+// Says that this block runs and has published its barriers; await_cluster() waits for all of the cluster to say so.
 __device__ __forceinline__ void arrive_in_cluster() {
 #if __CUDA_ARCH__ >= 900
-  cooperative_groups::this_cluster().barrier_arrive();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
@@ -178,7 +194,9 @@ class BulkBarrier {
 };
 
 inline void await_kernel_before() {}
+inline int cluster_size() { return static_cast<int>(::emulator::cluster_size()); }
 inline void arrive_in_cluster() { cooperative_groups::this_cluster().barrier_arrive(); }
+inline void await_cluster() { cooperative_groups::this_cluster().barrier_wait(); }
 inline void let_next_kernel_begin() {}
 
 #endif

@@ -78,9 +78,7 @@ void launch(const Problem& problem, const Plan& plan, const Device& device, cons
   const auto queue = static_cast<cudaStream_t>(stream);
   switch (plan.regime) {
     case Regime::warp: return launch_warp(problem, plan, pointers, queue);
-    case Regime::block:
-      if (plan.kept_vectors == 0) return launch_block(problem, plan, pointers, queue);
-      [[fallthrough]];
+    case Regime::block: return launch_block(problem, plan, pointers, queue);
     case Regime::cluster: return launch_cluster(problem, plan, pointers, queue);
     case Regime::online:
     case Regime::split: return launch_online(problem, plan, pointers, queue);

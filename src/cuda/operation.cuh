@@ -88,6 +88,23 @@ struct Forward {
     return state;
   }
 
+  // The same in steps, for terms that will be made again: raise() for all, raise() for the team, add() for all.
+  template <int kTerms>
+  __device__ __forceinline__ static void raise(State& state, const Term* terms) {
+#pragma unroll
+    for (int k = 0; k < kTerms; ++k) state.max = larger(state.max, terms[k]);
+  }
+  template <typename Team>
+  __device__ __forceinline__ static void raise(State& state, const Team& team) {
+    state.max = team.max(state.max);
+  }
+  template <int kTerms>
+  __device__ __forceinline__ static void add(State& state, const Term* terms) {
+    const Real shift = State::shift(state.max);
+#pragma unroll
+    for (int k = 0; k < kTerms; ++k) state.sum += exponential_for<Result>(terms[k] - shift, !kLog);
+  }
+
   // Adds terms that will be loaded again: the online softmax.
   template <int kItems, int kPerItem, int kStep>
   __device__ __forceinline__ static void accumulate(State& state, const Term* terms) {
@@ -179,6 +196,15 @@ struct Backward {
     state.sum = team.sum(state.sum);
     if constexpr (kFused) state.living = team.sum(state.living);
     return state;
+  }
+
+  template <int kTerms>
+  __device__ __forceinline__ static void raise(State&, const Term*) {}
+  template <typename Team>
+  __device__ __forceinline__ static void raise(State&, const Team&) {}
+  template <int kTerms>
+  __device__ __forceinline__ static void add(State& state, const Term* terms) {
+    accumulate<1, kTerms, kTerms>(state, terms);
   }
 
   template <int kItems, int kPerItem, int kStep>

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 
-#include "cuda/async.cuh"
 #include "cuda/fused.cuh"
 #include "host/work.hpp"
 #include "ndsoftmax/problem.hpp"
@@ -203,11 +202,7 @@ class Row {
   }
 
   __device__ __forceinline__ int phase() const { return phase_; }
-  __device__ __forceinline__ Index vectors() const { return work::vectors_in_row<Index>(dim_, kVector, phase_); }
-  // Up to the diagonal.
-  __device__ __forceinline__ Index reached_vectors() const {
-    return work::vectors_in_row<Index>(fused_.reach(), kVector, phase_);
-  }
+  // Elements up to the diagonal.
   __device__ __forceinline__ Index reach() const { return fused_.reach(); }
 
   // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal.
@@ -236,60 +231,11 @@ class Row {
       if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
   }
 
-  // What is fused with the vector that begins at `first`, where the vector itself came by copy().
-  __device__ __forceinline__ void load_extras(Index first, Raw& raw) const { fused_.load(first, raw.extras); }
-
-  // Copies `count` vectors, perhaps none, from the row's vector `begin` on into shared memory, by one thread. What `arrived` does not
-  // count, the ends that reach out of the tensor, is there after the block's next barrier.
-  __device__ __forceinline__ void copy(Index begin, int count, Vec<Source, kVector>* source,
-                                       Vec<Source, kVector>* grad, BulkBarrier& arrived) const {
-    if (count <= 0) return arrived.expect(0);
-    const Index first = begin * kVector - phase_;
-    int skipped = 0, copied = count;
-    if (!vectors_only_) {
-      if (first < 0) skipped = 1;
-      if (first + count * kVector > dim_) --copied;
-      for (const int at : {0, count - 1}) {
-        for (int k = 0; k < kVector; ++k) {
-          const Index element = first + at * kVector + k;
-          if (!inside(element)) continue;
-          reinterpret_cast<Source*>(source)[at * kVector + k] = source_[element];
-          if constexpr (kBackward) reinterpret_cast<Source*>(grad)[at * kVector + k] = grad_[element];
-        }
-      }
-      BulkBarrier::order_before_copies();
-    }
-    copied -= skipped;
-    if (copied <= 0) return arrived.expect(0);
-    const unsigned bytes = copied * tuning::kVectorBytes;
-    arrived.expect(kBackward ? 2 * bytes : bytes);
-    arrived.copy(source + skipped, source_ + first + skipped * kVector, bytes);
-    if constexpr (kBackward) arrived.copy(grad + skipped, grad_ + first + skipped * kVector, bytes);
-  }
-
-  // Makes the elements of other rows in vector `at` of the row, which lies at `source` and `grad`, count for nothing;
-  // by threads 0 to kVector - 1.
-  __device__ __forceinline__ void pad(Index at, Vec<Source, kVector>* source, Vec<Source, kVector>* grad,
-                                      int thread) const {
-    if (thread < 0 || thread >= kVector || inside(at * kVector - phase_ + thread)) return;
-    if constexpr (kBackward) {
-      reinterpret_cast<Source*>(source)[thread] = narrow<Source>(Operation::nothing().output);
-      reinterpret_cast<Source*>(grad)[thread] = narrow<Source>(Operation::nothing().grad);
-    } else {
-      reinterpret_cast<Source*>(source)[thread] = narrow<Source>(Operation::nothing());
-    }
-  }
-
-  // Of a vector all of which belongs to the row, or is padded.
-  __device__ __forceinline__ void terms_of_whole(const Raw& raw, Term* terms) const {
+  __device__ __forceinline__ void terms(Raw& raw, Index first, Term* terms) const {
+    if (first < dim_) fused_.resolve(first, raw.extras);
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
       terms[k] = fused_.term(raw.extras, raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0, k);
-  }
-
-  __device__ __forceinline__ void terms(Raw& raw, Index first, Term* terms) const {
-    if (first < dim_) fused_.resolve(first, raw.extras);
-    terms_of_whole(raw, terms);
     if constexpr (!Operation::kFused) {
       if (whole(first)) return;
 #pragma unroll
@@ -337,14 +283,18 @@ __device__ __forceinline__ typename Operation::Finish finish_of(const Exchange& 
   return settled<Operation>(exchange.template finish<Operation>(held), fusing);
 }
 
-// A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp and block regimes are this
-// function with other teams.
+// A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
+// this function with other teams. Rows of 16 bits stay as they were loaded, which halves their registers, and are
+// exponentiated twice, where that costs less than what else could be loaded meanwhile.
 template <int kVectors, int kRows, typename Operation, typename Exchange>
 __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
                                           int row_step, int turns, int threads_per_row, int lane, const Lanes& team,
                                           const Exchange& exchange) {
   using RowOf = Row<Operation, int>;
+  using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector;
+  constexpr bool kRaw = tuning::holds_raw(sizeof(typename Operation::Source), Operation::kFused) &&
+                        kVectors > tuning::held_values(sizeof(typename Operation::Source), kHeldOperands<Operation>) / kVector;
   const int step = threads_per_row * kVector;
 
   RowOf row[kRows];
@@ -360,19 +310,39 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
   for (int r = 0; r < kRows; ++r) {
     if (r >= turns) break;
     const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
-    typename Operation::Term terms[kVectors * kVector];
+    Term terms[kRaw ? kVector : kVectors * kVector];
+    const auto terms_of = [&](int item) {
+      Term* const of_item = terms + (kRaw ? 0 : item * kVector);
+      row[r].terms(raw[r][item], first + item * step, of_item);
+      return of_item;
+    };
+    typename Operation::State held;
+    if constexpr (kRaw) {
 #pragma unroll
-    for (int item = 0; item < kVectors; ++item) {
-      if (item >= arguments.live) break;
-      row[r].terms(raw[r][item], first + item * step, terms + item * kVector);
+      for (int item = 0; item < kVectors; ++item)
+        if (item < arguments.live) Operation::template raise<kVector>(held, terms_of(item));
+      Operation::raise(held, team);
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item)
+        if (item < arguments.live) Operation::template add<kVector>(held, terms_of(item));
+      held.sum = team.sum(held.sum);
+    } else {
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) {
+        if (item >= arguments.live) break;
+        terms_of(item);
+      }
+      held = Operation::template reduce<kVectors, kVector, kVector>(terms, arguments.live, team);
     }
-    const auto held = Operation::template reduce<kVectors, kVector, kVector>(terms, arguments.live, team);
     const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
 #pragma unroll
     for (int item = 0; item < kVectors; ++item) {
       if (item >= arguments.live) break;
-      row[r].store(first + item * step,
-                   [&](int k) { return finish(terms[item * kVector + k], raw[r][item].extras.include(k)); });
+      const Term* const of_item = kRaw ? terms_of(item) : terms + item * kVector;
+      row[r].store(first + item * step, [&](int k) {
+        const bool included = raw[r][item].extras.include(k);
+        return kRaw ? finish.again(of_item[k], included) : finish(of_item[k], included);
+      });
     }
   }
 }

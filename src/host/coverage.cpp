@@ -39,8 +39,9 @@ class Counts {
 };
 
 void walk_held_rows(const Problem& problem, const Plan& plan, Counts& counts) {
-  const int groups = plan.block / plan.threads_per_row;
-  for (std::int64_t team = 0; team < plan.grid; ++team)
+  const int groups = plan.cluster > 1 ? 1 : plan.block / plan.threads_per_row;
+  const std::int64_t teams = plan.grid / plan.cluster;
+  for (std::int64_t team = 0; team < teams; ++team)
     for (int turn = 0; turn < plan.rows_per_block / groups; ++turn)
       for (int group = 0; group < groups; ++group) {
         const std::int64_t row = work::row(team, plan.rows_per_block, group, groups, turn);
@@ -81,10 +82,8 @@ void walk_tiny_rows(const Problem& problem, const Plan& plan, Counts& counts) {
 }
 
 void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) {
-  for (std::int64_t turn = 0; turn < plan.grid * plan.rows_per_block; ++turn) {
-    const std::int64_t block = turn / plan.rows_per_block, split = block % plan.splits;
-    const std::int64_t row = block / plan.splits * plan.rows_per_block + turn % plan.rows_per_block;
-    if (row >= problem.outer.size) continue;
+  for (std::int64_t block = 0; block < plan.grid; ++block) {
+    const std::int64_t row = block / plan.splits, split = block % plan.splits;
     const int phase = phase_of(problem, plan, row);
     const work::Part<std::int64_t> part =
         work::part_of<std::int64_t>(work::vectors_in_row(problem.dim.size, plan.vector, phase), split, plan.splits);
@@ -116,16 +115,14 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
   switch (plan.regime) {
     case Regime::warp:
     case Regime::block:
+    case Regime::cluster:
       if (plan.staged && plan.vector > tuning::staged_word(size_of(problem.source)))
         walk_tiny_rows(problem, plan, counts);
       else if (plan.staged)
         walk_staged_rows(problem, plan, counts);
-      else if (plan.kept_vectors > 0)
-        walk_online_rows(problem, plan, counts);
       else
         walk_held_rows(problem, plan, counts);
       break;
-    case Regime::cluster:
     case Regime::online:
     case Regime::split: walk_online_rows(problem, plan, counts); break;
     case Regime::strided: walk_tiles(problem, plan, counts); break;

@@ -32,7 +32,7 @@ struct Rows {
   std::int64_t vectors;  // that cover the longest row, wherever it starts
   bool aligned;          // every row starts on 16 bytes
   int held;              // vectors that a thread of the block regime holds
-  int kept_bytes;        // of shared memory for each vector that is kept
+  int held_by_cluster;   // and one of the cluster regime
   int state_bytes;
 };
 
@@ -52,7 +52,8 @@ Rows rows_of(const Problem& problem) {
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
   rows.held = tuning::held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any));
-  rows.kept_bytes = tuning::kVectorBytes * (problem.direction == Direction::backward ? 2 : 1);
+  rows.held_by_cluster = tuning::cluster_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any),
+                                                 problem.fused.any);
   rows.state_bytes = state_bytes(problem);
   return rows;
 }
@@ -165,41 +166,27 @@ Offer offer_block(const Rows& rows, std::int64_t most_threads) {
   return {plan};
 }
 
-int kept_target() { return getenv("NDS_BYTES") ? atoi(getenv("NDS_BYTES")) : tuning::kKeptBytes; }  // TUNING
-
-// Rows that clusters of `parts` blocks keep in shared memory.
-Offer kept_rows(Regime regime, const Rows& rows, const Device& device, int parts) {
-  const int most = tuning::dynamic_bytes(device.shared_bytes_per_block);
-  const std::int64_t vectors = divide_up(rows.vectors, parts), bytes = vectors * rows.kept_bytes;
-  if (bytes > most) return {{}, "a row is wider than the shared memory of a cluster"};
-  const int room = tuning::multiprocessors_for(parts, device.multiprocessors);
-  const bool crowded = rows.count * parts > 2 * room;
-  const int buffers = crowded && 2 * bytes <= most ? 2 : 1;
-  const int blocks = crowded ? tuning::kept_blocks(bytes * buffers) : 1;
-  const std::int64_t threads = std::min<std::int64_t>(tuning::kKeptThreads / blocks / kWarp, divide_up(vectors, kWarp)) * kWarp;
-  Plan plan = row_plan(regime, rows, threads);
-  plan.block = plan.threads_per_row;
-  plan.cluster = parts;
-  plan.splits = parts;
-  plan.kept_vectors = static_cast<int>(vectors);
-  plan.shared_bytes = static_cast<int>(bytes * buffers);
-  const std::int64_t at_once = std::max<std::int64_t>(1, room * blocks / parts);
-  const int waves = getenv("NDS_WAVES") ? atoi(getenv("NDS_WAVES")) : 1;
-  plan.rows_per_block = buffers == 1 ? 1 : static_cast<int>(divide_up(rows.count, at_once * waves));
-  plan.grid = divide_up(rows.count, plan.rows_per_block) * parts;
-  plan.why = parts == 1 ? "a row fits in the shared memory of a block" : "a row fits in the shared memory of a cluster of blocks";
-  return {plan};
+// Threads, in whole warps, of each of `blocks` blocks that together hold a row.
+std::int64_t threads_to_hold(const Rows& rows, int blocks) {
+  return divide_up(divide_up(rows.vectors, static_cast<std::int64_t>(rows.held_by_cluster) * blocks), kWarp) * kWarp;
 }
 
 Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
-  // few rows: as many blocks a row as the GPU has room for; otherwise as few as keep it in small parts
-  const std::int64_t room = device.multiprocessors / rows.count;
+  // few rows: as many blocks a row as the GPU has room for; otherwise as few as hold it in small blocks
+  const std::int64_t room = std::max<std::int64_t>(2, device.multiprocessors / rows.count);
+  const int small = getenv("NDS_T") ? atoi(getenv("NDS_T")) : architecture.cluster_threads;
   int cluster = 2;
-  while (cluster < architecture.max_cluster &&
-         (cluster * 2 <= room || divide_up(rows.vectors, cluster) * rows.kept_bytes > kept_target()))
+  while (cluster < architecture.max_cluster && (cluster * 2 <= room || threads_to_hold(rows, cluster) > small))
     cluster *= 2;
-  return kept_rows(Regime::cluster, rows, device, cluster);
+  const std::int64_t threads = threads_to_hold(rows, cluster);
+  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
+  Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
+  plan.block = static_cast<int>(threads);
+  plan.cluster = cluster;
+  plan.grid = rows.count * cluster;
+  plan.why = "a row fits in the registers of a cluster of blocks, small enough to overlap loading and storing";
+  return {plan};
 }
 
 Offer offer_online(const Rows& rows) {
@@ -325,14 +312,10 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     const char* e = getenv("NDS_BLOCK");  // TUNING
     const int most = e ? atoi(e) : architecture.block_threads;
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
-    if (const Offer block = offer_block(rows, few ? 0 : most); block.plan && !(getenv("NDS_RAGGED") && block.plan->ragged)) return *block.plan;
-    const std::int64_t bytes = rows.vectors * rows.kept_bytes;
+    if (const Offer block = offer_block(rows, few ? 0 : most); block.plan) return *block.plan;
     const char* c = getenv("NDS_CLUSTER");  // TUNING
-    const std::int64_t room = c ? atoi(c) : architecture.max_cluster * 64 * 1024;
-    if (few && bytes > room) return *offer_split(rows, device).plan;
-    if (!few && bytes <= kept_target()) {
-      return *kept_rows(Regime::block, rows, device, 1).plan;
-    }
+    const std::int64_t room = c ? atoi(c) : (std::int64_t{1} << 21);
+    if (few && rows.vectors * 16 > room) return *offer_split(rows, device).plan;
     if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
   } else if (const Offer block = offer_block(rows, architecture.block_threads); block.plan) {
     return *block.plan;

@@ -35,8 +35,17 @@ constexpr int held_values(int source_bytes, int operands) {
   return kHeldRegisters * 4 / accumulator_bytes(source_bytes) / operands;
 }
 
+// Whether a row can be held as it was loaded. What is fused is not loaded twice.
+constexpr bool holds_raw(int source_bytes, bool fused) { return source_bytes == 2 && !fused; }
+
 constexpr int held_vectors(int source_bytes, int operands) {
   return held_values(source_bytes, operands) / (kVectorBytes / source_bytes);
+}
+
+// The same of a part of a cluster's row, which is as wide as can be.
+constexpr int cluster_vectors(int source_bytes, int operands, bool fused) {
+  return holds_raw(source_bytes, fused) ? kHeldRegisters * 4 / kVectorBytes / operands
+                                        : held_vectors(source_bytes, operands);
 }
 
 // ---- warp regime: rows of at most 1024 elements -------------------------------------------------------------------
@@ -151,31 +160,7 @@ constexpr const Architecture& architecture(int compute_capability) {
   return kArchitectures.back();
 }
 
-// ---- cluster, and block where a row is kept in shared memory -------------------------------------------------------
-
-inline constexpr int kKeptThreads = 768;  // of all blocks on a multiprocessor: 80 registers each
-inline constexpr int kKeptMaxBlock = kKeptThreads;
-inline constexpr int kKeptBytes = 54 * 1024;  // of a row in a block where rows are many: two blocks with two rows each
-
-// Values that a thread loads from shared memory before it uses the first.
-constexpr int kept_values(int source_bytes) { return 64 / accumulator_bytes(source_bytes); }
-
-// Multiprocessors that have room for clusters: those of a cluster belong to one GPC, which has 16 or 18 of them, not all
-// whole. On an H200 cudaOccupancyMaxActiveClusters says 120 of 132 for clusters of 4 and 8, and 112 for 16.
-constexpr int multiprocessors_for(int cluster, int multiprocessors) {
-  return cluster <= 2 ? multiprocessors : cluster <= 8 ? multiprocessors * 10 / 11 : multiprocessors * 11 / 13;
-}
-
 inline constexpr int kOverlapFrom = 90;  // compute capability that can start a kernel before the one before has ended
-
-// Of what a block may ask for, what is left beside the states of its warps.
-constexpr int dynamic_bytes(int shared_bytes_per_block) { return shared_bytes_per_block - 4 * 1024; }
-
-// Blocks on a multiprocessor that have so much shared memory each.
-constexpr int kept_blocks(std::int64_t shared_bytes) {
-  const int blocks = static_cast<int>(228 * 1024 / (shared_bytes + 2 * 1024));
-  return blocks < 1 ? 1 : blocks > 24 ? 24 : blocks;
-}
 
 // ---- online and split ---------------------------------------------------------------------------------------------
 
