@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineA
   const std::int64_t block = arguments.first_block + blockIdx.x;
   const std::int64_t index = block / arguments.splits, split = block - index * arguments.splits;
   const RowOf row(arguments, index);
-  const work::Part<std::int64_t> part =
-      work::part_of<std::int64_t>(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits);
+  const work::Part part =
+      work::part_of(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits);
   const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * kUnroll;
   // element where the vectors of a thread begin in the step that begins with vector `base`
   const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kVector;

@@ -1,11 +1,17 @@
-// Strided regime: everything whose rows are not runs of neighbouring elements. A column is one softmax; a tile is some
-// columns (neighbours along inner, kVector of them a thread, moved as one vector where strides permit) times dim, cut
-// over threads_along threads. Neighbouring threads are neighbours along whichever of the two runs faster in memory.
-// Held: dim fits in the registers of a block, each element is read once. Otherwise the online softmax, twice; with few
-// columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
-// Any strides, any number of groups on every axis; only kVector > 1 assumes an innermost group of stride 1.
+// Strided regime: everything whose rows are not runs of neighbouring elements. A column is one softmax. What bounds it
+// is memory, as long as enough of it is under way: so a tile of columns × dim lies in shared memory, which its block
+// fills with asynchronous copies, many blocks to a multiprocessor, and walks twice: for the states of its columns, and
+// for the results, which leave at once. Each element is read once; 16-bit exponentials are computed twice.
+//
+// A strip is the columns that are neighbours in memory. A tile has a part of one, or several; threads take kColumns
+// neighbouring columns each (a word of 16-bit ones) and every threads_along'th element of dim, so that neighbours read
+// and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
+// through distributed shared memory. Where it is longer still, or no strip is worth a tile: the online softmax, which
+// reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
+// Any strides, any number of groups on every axis; only kColumns > 1 assumes an innermost group of stride 1.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
+#include "host/cuda_plan.hpp"
 
 namespace ndsoftmax::cuda {
 namespace {
@@ -24,8 +30,9 @@ struct StridedArguments {
   std::int64_t splits;
   std::int64_t first_block;
   int threads_along;
-  int live;  // items that any thread has
   int run;
+  int cluster;
+  StridedTile tile;
   Phase phase;
   KernelAxis<kOperandsOf<Operation>> dim_axis, outer_axis, inner_axis;
   Fusing<Operation> fusing;
@@ -49,8 +56,8 @@ class Columns {
 
   __device__ __forceinline__ Columns(const StridedArguments<Operation>& arguments, std::int64_t column, int along)
       : arguments_(arguments), along_(along), dim_(column < arguments.columns ? static_cast<Index>(arguments.dim) : 0) {
-    const std::int64_t outer = column < arguments.columns ? column / arguments.inner : 0;
-    const std::int64_t inner = column < arguments.columns ? column - outer * arguments.inner : 0;
+    if (column >= arguments.columns) column = 0;
+    const std::int64_t outer = quotient(column, arguments.inner), inner = column - outer * arguments.inner;
     first_ = offsets_in(arguments.outer_axis, outer);
     first_ += offsets_in(arguments.inner_axis, inner * kVector);
     if constexpr (kOneGroup) {
@@ -67,7 +74,9 @@ class Columns {
     return element(base, item) < (end < dim_ ? end : dim_);
   }
 
-  __device__ __forceinline__ Raw load(Index base, int item) const {
+  // With the source and the gradient where the function says they are.
+  template <typename At>
+  __device__ __forceinline__ Raw load(Index base, int item, const At& at) const {
     const OffsetsOf offset = offset_of(base, item);
     Raw raw;
     if constexpr (Operation::kFused) {
@@ -75,9 +84,24 @@ class Columns {
       if (reached == 0) return raw;
       raw.extras.load(arguments_.fusing, line(offset), reached);
     }
-    raw.source = Vec<Source, kVector>::load(source_ + offset.at[kSource]);
-    if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(grad_ + offset.at[kGrad]);
+    raw.source = Vec<Source, kVector>::load(at(std::integral_constant<int, kSource>{}, offset));
+    if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(at(std::integral_constant<int, kGrad>{}, offset));
     return raw;
+  }
+  __device__ __forceinline__ Raw load(Index base, int item) const {
+    return load(base, item, [&](auto operand, const OffsetsOf& offset) { return memory<operand>(offset); });
+  }
+  // Where the results of elements go, if dim is one group.
+  __device__ __forceinline__ Result* result_from(Index base) const {
+    return result_ + base * arguments_.dim_axis.groups[0].stride[kResult];
+  }
+  __device__ __forceinline__ std::int64_t result_step() const {
+    return arguments_.threads_along * arguments_.dim_axis.groups[0].stride[kResult];
+  }
+  // Where the source or the gradient of an element is.
+  template <int kOperand>
+  __device__ __forceinline__ const Source* where(Index base, int item) const {
+    return memory<kOperand>(offset_of(base, item));
   }
 
   __device__ __forceinline__ void terms(Raw& raw, Index base, int item, bool exists, Term* terms) const {
@@ -101,6 +125,11 @@ class Columns {
   }
 
  private:
+  template <int kOperand>
+  __device__ __forceinline__ const Source* memory(const OffsetsOf& offset) const {
+    return (kOperand == kSource ? source_ : grad_) + offset.at[kOperand];
+  }
+
   __device__ __forceinline__ Index element(Index base, int item) const {
     return base + item * arguments_.threads_along + along_;
   }
@@ -144,95 +173,425 @@ class Columns {
   Index dim_;
 };
 
-// Combines the states of the threads along each column, which lie in different lanes and warps.
-struct TileExchange {
-  int columns;  // of the tile, in vectors
-  work::TileThread thread;
-  Lanes team;
-  int teams;
+// Combines the states of the threads along each column, which lie in different lanes, warps and blocks.
+template <typename Operation, int kColumns>
+class TileExchange {
+ public:
+  using State = typename Operation::State;
 
-  template <typename Arguments>
-  __device__ __forceinline__ explicit TileExchange(const Arguments& arguments)
-      : columns(blockDim.x / arguments.threads_along),
-        thread(work::tile_thread(threadIdx.x, arguments.run, arguments.threads_along)),
-        team{min(arguments.threads_along, kWarp / arguments.run), arguments.run},
-        teams(arguments.threads_along / team.lanes) {}
+  const work::TileThread thread;
 
-  // Every lane of a team brings the team's states; those of all teams meet in dynamic shared memory.
-  template <int kVector, typename State>
-  __device__ __forceinline__ void operator()(State (&state)[kVector]) const {
-    if (teams == 1) return;
-    State* of_teams = reinterpret_cast<State*>(dynamic_shared_memory());
-    const int width = columns * kVector, column = thread.column * kVector;
-    if (thread.along % team.lanes == 0) {
+  // A block may write into another's shared memory only once that one runs: arrive early, wait late.
+  __device__ __forceinline__ TileExchange(const StridedArguments<Operation>& arguments, int words,
+                                          unsigned char* shared)
+      : thread(work::tile_thread(threadIdx.x, arguments.run, arguments.threads_along)),
+        words_(words),
+        cluster_(arguments.cluster),
+        team_{work::tile_team(arguments.run, arguments.threads_along), arguments.run},
+        teams_(arguments.threads_along / team_.lanes),
+        whole_(reinterpret_cast<State*>(shared)) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if (cluster_ > 1) cooperative_groups::this_cluster().barrier_arrive();
+#endif
+  }
+
+  // Once for all columns of a tile.
+  __device__ __forceinline__ void operator()(State (&state)[kColumns]) const {
+    if (team_.lanes > 1)
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) of_teams[thread.along / team.lanes * width + column + k] = state[k];
+      for (int k = 0; k < kColumns; ++k) state[k] = team_.combine(state[k]);
+    if (teams_ == 1 && cluster_ == 1) return;
+
+    const int column = thread.column * kColumns;
+    State* const of_teams = whole_ + words_ * kColumns;
+    if (thread.column < words_ && thread.along % team_.lanes == 0)
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) of_teams[(column + k) * teams_ + thread.along / team_.lanes] = state[k];
+    __syncthreads();
+    if (cluster_ == 1) {
+      gather(of_teams, teams_, [&](int at, int part, const State& block) {
+        if (part == 0) whole_[at] = block;
+      });
+    } else {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+      const auto cluster = cooperative_groups::this_cluster();
+      State* const of_blocks = of_teams + words_ * kColumns * teams_;
+      cluster.barrier_wait();
+      gather(of_teams, teams_, [&](int at, int part, const State& block) {
+        for (int rank = part; rank < cluster_; rank += teams_)
+          cluster.map_shared_rank(of_blocks, rank)[at * cluster_ + cluster.block_rank()] = block;
+      });
+      cluster.sync();
+      gather(of_blocks, cluster_, [&](int at, int part, const State& all) {
+        if (part == 0) whole_[at] = all;
+      });
+#endif
     }
     __syncthreads();
+    if (thread.column < words_)
 #pragma unroll
-    for (int k = 0; k < kVector; ++k)
-      combine_all(state[k], teams, [&](int i) { return of_teams[i * width + column + k]; });
+      for (int k = 0; k < kColumns; ++k) state[k] = whole_[column + k];
   }
+
+ private:
+  // Combines `parts` states of each column, neighbours in shared memory; each goes to as many neighbouring lanes.
+  template <typename Then>
+  __device__ __forceinline__ void gather(const State* states, int parts, const Then& then) const {
+    const Lanes lanes{parts, 1};
+    const int count = words_ * kColumns * parts;
+    for (int first = 0; first < count; first += blockDim.x) {
+      const int i = first + threadIdx.x;
+      const State state = lanes.combine(i < count ? states[i] : State{});
+      if (i < count) then(i / parts, i % parts, state);
+    }
+  }
+
+  int words_, cluster_;  // words: of all columns
+  Lanes team_;
+  int teams_;
+  State* whole_;
 };
 
-template <typename Operation, int kVector, bool kOneGroup>
-__global__ void __launch_bounds__(tuning::kStridedMaxBlock, tuning::kStridedMinBlocks)
-    held_tile(const StridedArguments<Operation> arguments) {
-  using ColumnsOf = Columns<Operation, kVector, kOneGroup, int>;
-  constexpr int kItems =
-      tuning::strided_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused, kVector);
-
-  await_kernel_before();
-  let_next_kernel_begin();
-  const TileExchange exchange(arguments);
-  const ColumnsOf columns(arguments, (arguments.first_block + blockIdx.x) * exchange.columns + exchange.thread.column,
-                          exchange.thread.along);
-  const auto has = [&](int item) { return columns.has(0, item, static_cast<int>(arguments.dim)); };
-
-  typename ColumnsOf::Raw raw[kItems];
-#pragma unroll
-  for (int item = 0; item < kItems; ++item)
-    if (has(item)) raw[item] = columns.load(0, item);
-
-  typename Operation::Term terms[kItems * kVector];
-#pragma unroll
-  for (int item = 0; item < kItems; ++item) {
-    if (item >= arguments.live) break;
-    columns.terms(raw[item], 0, item, has(item), terms + item * kVector);
-  }
-
-  typename Operation::State held[kVector], whole[kVector];
-#pragma unroll
-  for (int k = 0; k < kVector; ++k)
-    whole[k] = held[k] = Operation::template reduce<kItems, 1, kVector>(terms + k, arguments.live, exchange.team);
-  exchange(whole);
-
-  typename Operation::Finish finish[kVector];
-#pragma unroll
-  for (int k = 0; k < kVector; ++k)
-    finish[k] = settled<Operation>(Operation::finish(held[k], whole[k]), arguments.fusing);
-#pragma unroll
-  for (int item = 0; item < kItems; ++item) {
-    if (item >= arguments.live) break;
-    if (has(item))
-      columns.store(0, item, [&](int k) { return finish[k](terms[item * kVector + k], raw[item].extras.include(k)); });
+// `rows` rows of `bytes` bytes each, all of which are multiples of kUnit, as are the distances between rows.
+template <int kUnit>
+__device__ __forceinline__ void copy_rows(unsigned char* to, int pitch, const unsigned char* from, std::int64_t stride,
+                                          int rows, int bytes) {
+  const int units = bytes / kUnit, lanes = min(units, static_cast<int>(blockDim.x));
+  const int first = threadIdx.x / lanes, step = blockDim.x / lanes;
+  if (first >= step) return;
+  for (int unit = threadIdx.x % lanes; unit < units; unit += lanes) {
+    unsigned char* at = to + first * pitch + unit * kUnit;
+    const unsigned char* source = from + first * stride + unit * kUnit;
+#pragma unroll 4
+    for (int row = first; row < rows; row += step, at += step * pitch, source += step * stride)
+      copy_async<kUnit>(at, source);
   }
 }
 
-template <typename Operation, int kVector, bool kOneGroup>
-__global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const StridedArguments<Operation> arguments) {
-  using ColumnsOf = Columns<Operation, kVector, kOneGroup, std::int64_t>;
+// The same for rows of 16-bit elements that begin anywhere: words, and the halves of words at their ends. Distances
+// between rows are even in both memories or odd in both.
+__device__ __forceinline__ void copy_odd_rows(unsigned char* to, int pitch, const unsigned char* from,
+                                              std::int64_t stride, int rows, int bytes) {
+  const int units = (bytes + 3) / 4, lanes = min(units, static_cast<int>(blockDim.x));
+  const int first = threadIdx.x / lanes, step = blockDim.x / lanes;
+  const auto skipped = [](const unsigned char* row) {
+    return static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 4);
+  };
+  for (int unit = threadIdx.x % lanes; first < step && unit < units; unit += lanes) {
+#pragma unroll 4
+    for (int row = first; row < rows; row += step) {
+      const unsigned char* const source = from + row * stride;
+      const int at = unit * 4 + skipped(source);
+      if (at + 4 <= bytes) copy_async<4>(to + row * pitch + at, source + at);
+    }
+  }
+#pragma unroll 4
+  for (int end = threadIdx.x; end < 2 * rows; end += blockDim.x) {
+    const unsigned char* const source = from + end / 2 * stride;
+    const int skip = skipped(source), at = end % 2 == 0 ? 0 : bytes - 2;
+    if (end % 2 == 0 ? skip == 2 : (bytes - skip) % 4 == 2)
+      *reinterpret_cast<unsigned short*>(to + end / 2 * pitch + at) =
+          *reinterpret_cast<const unsigned short*>(source + at);
+  }
+}
+
+// One run, by `threads` threads. Both addresses are equal modulo 16. Into shared memory, or out of it.
+template <bool kInto, typename T>
+__device__ __forceinline__ void copy_run(T* to, const T* from, int count, int thread, int threads) {
+  constexpr int kVector = tuning::kVectorBytes / sizeof(T);
+  const int phase = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kVector);
+  const int head = min(count, (kVector - phase) % kVector), vectors = (count - head) / kVector;
+#pragma unroll 4
+  for (int vector = thread; vector < vectors; vector += threads)
+    if constexpr (kInto)
+      copy_async<tuning::kVectorBytes>(to + head + vector * kVector, from + head + vector * kVector);
+    else
+      Vec<T, kVector>::load(from + head + vector * kVector).store(to + head + vector * kVector);
+  const int tail = head + vectors * kVector;  // at either end less than a vector, of which 32 threads have one at most
+  if (thread < head) to[thread] = from[thread];
+  if (tail + thread < count) to[tail + thread] = from[tail + thread];
+}
+
+// The tile of a block, and where in it a thread finds its columns.
+template <typename Operation, int kColumns, bool kOneGroup>
+class Tile {
+ public:
+  using Source = typename Operation::Source;
+  using ColumnsOf = Columns<Operation, kColumns, kOneGroup, int>;
+  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+
+  int begin, end;  // of dim
+
+  __device__ __forceinline__ explicit Tile(const StridedArguments<Operation>& arguments)
+      : arguments_(arguments), shared_(dynamic_shared_memory()) {
+    const StridedTile& shape = arguments.tile;
+    const std::int64_t block = arguments.first_block + blockIdx.x, index = quotient(block, arguments.cluster);
+    const std::int64_t group = quotient(index, shape.pieces);
+    first_strip_ = group * shape.strips;
+    first_column_ = (index - group * shape.pieces) * shape.width;
+    strips_ = static_cast<int>(min(static_cast<std::int64_t>(shape.strips), shape.all_strips - first_strip_));
+    width_ = static_cast<int>(min(static_cast<std::int64_t>(shape.width), shape.strip - first_column_));
+    const int dim = static_cast<int>(arguments.dim);
+    begin = min(dim, static_cast<int>(block - index * arguments.cluster) * shape.rows);
+    end = min(dim, begin + shape.rows);
+    const auto first = origin(0);
+    phase_[kSource] = phase(arguments.source + first.at[kSource]);
+    if constexpr (kBackward) phase_[kGrad] = phase(arguments.grad + first.at[kGrad]);
+  }
+
+  // Words are numbered across all strips of the tile.
+  struct Word {
+    int strip, column;  // the first of its columns
+  };
+  __device__ __forceinline__ Word word(int number) const {
+    const int words = arguments_.tile.words, strip = arguments_.tile.strips == 1 ? 0 : number / words;
+    return {strip, (number - strip * words) * kColumns};
+  }
+  __device__ __forceinline__ bool has(const Word& word) const { return word.strip < strips_ && word.column < width_; }
+  __device__ __forceinline__ ColumnsOf columns(const Word& word, int along) const {
+    return {arguments_, ((first_strip_ + word.strip) * arguments_.tile.strip + first_column_ + word.column) / kColumns,
+            along};
+  }
+
+  // Starts all of the tile's copies.
+  __device__ __forceinline__ void load(const work::TileThread& thread, int words_a_turn) const {
+    const StridedTile& shape = arguments_.tile;
+    const auto first = origin(0);
+    if (shape.copy == Copy::rows) {
+      load_rows<kSource>(arguments_.source + first.at[kSource]);
+      if constexpr (kBackward) load_rows<kGrad>(arguments_.grad + first.at[kGrad]);
+    } else if (shape.copy == Copy::elements) {
+      load_elements(thread, words_a_turn);
+    } else {
+      const int run = (end - begin) * shape.pitch;
+      if (shape.packed || strips_ == 1) {
+        load_run(0, first, strips_ * run, threadIdx.x, blockDim.x);
+      } else {
+        for (int i = threadIdx.x / kWarp; i < strips_; i += blockDim.x / kWarp)
+          load_run(i, origin(i), run, threadIdx.x % kWarp, kWarp);
+      }
+    }
+  }
+
+  // Takes the results out of the tile, into which they went back.
+  __device__ __forceinline__ void store() const {
+    if constexpr (std::is_same_v<Source, typename Operation::Result>) {
+      __syncthreads();
+      copy_run<false>(arguments_.result + origin(0).at[kResult], strip<kSource>(0),
+                      strips_ * (end - begin) * arguments_.tile.pitch, threadIdx.x, blockDim.x);
+    }
+  }
+
+  // The first element of a word's columns, in shared memory.
+  template <int kOperand>
+  __device__ __forceinline__ Source* at(const Word& word) const {
+    return strip<kOperand>(word.strip) + word.column;
+  }
+
+ private:
+  using Copy = StridedTile::Copy;
+
+  // From the start of each operand to the first element of a strip that the block has. Of one group in dim.
+  __device__ __forceinline__ Offsets<kOperandsOf<Operation>> origin(int strip) const {
+    const std::int64_t column = (first_strip_ + strip) * arguments_.tile.strip + first_column_;
+    const std::int64_t all = arguments_.inner * kColumns, outer = quotient(column, all);
+    auto offsets = offsets_in(arguments_.outer_axis, outer);
+    offsets += offsets_in(arguments_.inner_axis, column - outer * all);
+    offsets += offsets_in_group(arguments_.dim_axis, begin);
+    return offsets;
+  }
+
+  // A strip in shared memory, where it is as far from a multiple of what is copied at once as it is in memory.
+  template <int kOperand>
+  __device__ __forceinline__ Source* strip(int number) const {
+    const StridedTile& shape = arguments_.tile;
+    unsigned char* const at = shared_ + (kOperand == kSource ? 0 : shape.operand_bytes) + number * shape.slab;
+    return reinterpret_cast<Source*>(at + phase_[kOperand]);
+  }
+
+  __device__ __forceinline__ int phase(const Source* first) const {
+    if (!arguments_.tile.phased) return 0;
+    return static_cast<int>(reinterpret_cast<std::uintptr_t>(first) % arguments_.tile.unit);
+  }
+
+  template <int kOperand>
+  __device__ __forceinline__ void load_rows(const Source* first) const {
+    constexpr int kBytes = sizeof(Source);
+    const StridedTile& shape = arguments_.tile;
+    auto* const to = reinterpret_cast<unsigned char*>(strip<kOperand>(0));
+    const auto* const from = reinterpret_cast<const unsigned char*>(first);
+    const std::int64_t stride = arguments_.dim_axis.groups[0].stride[kOperand] * kBytes;
+    const int pitch = shape.pitch * kBytes, rows = end - begin, bytes = width_ * kBytes;
+    if (shape.unit == 16)
+      copy_rows<16>(to, pitch, from, stride, rows, bytes);
+    else if (shape.unit == 8)
+      copy_rows<8>(to, pitch, from, stride, rows, bytes);
+    else if (!shape.phased)
+      copy_rows<4>(to, pitch, from, stride, rows, bytes);
+    else if constexpr (kBytes == 2)
+      copy_odd_rows(to, pitch, from, stride, rows, bytes);
+  }
+
+  __device__ __forceinline__ void load_run(int number, const Offsets<kOperandsOf<Operation>>& from, int count,
+                                           int thread, int threads) const {
+    copy_run<true>(strip<kSource>(number), arguments_.source + from.at[kSource], count, thread, threads);
+    if constexpr (kBackward)
+      copy_run<true>(strip<kGrad>(number), arguments_.grad + from.at[kGrad], count, thread, threads);
+  }
+
+  // The words that the thread will work on, one by one.
+  __device__ __forceinline__ void load_elements(const work::TileThread& thread, int words_a_turn) const {
+    const int first = (thread.along - begin) * arguments_.tile.pitch;
+    for (int turn = 0; turn < arguments_.tile.turns; ++turn) {
+      const Word mine = word(turn * words_a_turn + thread.column);
+      if (!has(mine)) continue;
+      const ColumnsOf columns = this->columns(mine, thread.along);
+      load_words<kSource>(columns, at<kSource>(mine) + first);
+      if constexpr (kBackward) load_words<kGrad>(columns, at<kGrad>(mine) + first);
+    }
+  }
+
+  template <int kOperand>
+  __device__ __forceinline__ void load_words(const ColumnsOf& columns, Source* to) const {
+    constexpr int kBytes = sizeof(Source) * kColumns;
+    constexpr int kItems = tuning::tile_items(sizeof(Source), Operation::kFused);
+    const int along = arguments_.threads_along, pitch = arguments_.tile.pitch;
+#pragma unroll 1
+    for (int base = begin; base < end; base += kItems * along) {
+      Source values[kItems];
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (!columns.has(base, i, end)) continue;
+        const Source* const from = columns.template where<kOperand>(base, i);
+        if constexpr (kBytes < 4)  // too few for an asynchronous copy
+          values[i] = *from;
+        else
+          copy_async<kBytes>(to + (base + i * along) * pitch, from);
+      }
+      if constexpr (kBytes < 4)
+#pragma unroll
+        for (int i = 0; i < kItems; ++i)
+          if (columns.has(base, i, end)) to[(base + i * along) * pitch] = values[i];
+    }
+  }
+
+  const StridedArguments<Operation>& arguments_;
+  unsigned char* shared_;
+  std::int64_t first_strip_, first_column_;
+  int strips_, width_;
+  int phase_[kWhole];  // bytes from a multiple of what is copied at once
+};
+
+template <typename Operation, int kColumns, bool kOneGroup>
+__global__ void __launch_bounds__(tuning::kTileMaxBlock,
+                                  tuning::tile_min_blocks(sizeof(typename Operation::Source), Operation::kFused))
+    tile(const StridedArguments<Operation> arguments) {
+  using TileOf = Tile<Operation, kColumns, kOneGroup>;
+  using Raw = typename TileOf::ColumnsOf::Raw;
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
   using Term = typename Operation::Term;
-  constexpr int kUnroll = tuning::kOnlineVectors;
+  constexpr int kItems = tuning::tile_items(sizeof(Source), Operation::kFused), kFew = kItems / 2;
+
+  constexpr bool kMayGoBack = std::is_same_v<Source, Result> && kOneGroup;
 
   await_kernel_before();
   let_next_kernel_begin();
-  const TileExchange exchange(arguments);
+  const TileOf tile(arguments);
+  const bool back = arguments.tile.back;
+  const int along = arguments.threads_along;
+  const int words = along == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
+  const TileExchange<Operation, kColumns> exchange(
+      arguments, words, dynamic_shared_memory() + arguments.tile.operand_bytes * (TileOf::kBackward ? 2 : 1));
+  tile.load(exchange.thread, words);
+  await_copies();
+  __syncthreads();
+
+  for (int turn = 0; turn < arguments.tile.turns; ++turn) {
+    const auto word = tile.word(turn * words + exchange.thread.column);
+    const bool exists = tile.has(word);
+    const auto columns = tile.columns(word, exchange.thread.along);
+    const int pitch = arguments.tile.pitch, first = (exchange.thread.along - tile.begin) * pitch;
+    Source* const source = tile.template at<kSource>(word) + first;
+    const Source* const grad = TileOf::kBackward ? tile.template at<kGrad>(word) + first : nullptr;
+
+    // Calls visit(base, raw, whole) for the thread's elements of dim, some at a time, all of which are there if
+    // `whole`.
+    const auto walk = [&](const auto& visit) {
+      const auto some = [&](int base, auto count, auto whole) {
+        Raw raw[count];
+#pragma unroll
+        for (int i = 0; i < count; ++i)
+          if (whole || columns.has(base, i, tile.end))
+            raw[i] = columns.load(base, i, [&](auto operand, const auto&) {
+              return (operand == kSource ? source : grad) + (base + i * along) * pitch;
+            });
+        visit(base, raw, whole);
+      };
+      int base = tile.begin;
+      for (; base + kItems * along <= tile.end; base += kItems * along)
+        some(base, std::integral_constant<int, kItems>{}, std::true_type{});
+      for (; base < tile.end; base += kFew * along) some(base, std::integral_constant<int, kFew>{}, std::false_type{});
+    };
+
+    typename Operation::State state[kColumns];
+    if (exists)
+      walk([&]<int kCount>(int base, Raw(&raw)[kCount], auto whole) {
+        Term terms[kCount * kColumns];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+          columns.terms(raw[i], base, i, whole || columns.has(base, i, tile.end), terms + i * kColumns);
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k) Operation::template accumulate<kCount, 1, kColumns>(state[k], terms + k);
+      });
+    exchange(state);
+
+    typename Operation::Finish finish[kColumns];
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k) finish[k] = settled<Operation>(Operation::finish(state[k]), arguments.fusing);
+    // Writes the words of results to to_from(base) and on, `step` apart.
+    const auto write = [&](const auto& to_from, auto step) {
+      walk([&]<int kCount>(int base, Raw(&raw)[kCount], auto whole) {
+        auto to = to_from(base);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i, to += step) {
+          if (!whole && !columns.has(base, i, tile.end)) continue;
+          Term terms[kColumns];
+          columns.terms(raw[i], base, i, true, terms);
+          const auto values = [&](int k) { return finish[k].again(terms[k], raw[i].extras.include(k)); };
+          if constexpr (kOneGroup)
+            Vec<Result, kColumns>::narrowed(values).store(to);
+          else
+            columns.store(base, i, values);
+        }
+      });
+    };
+    if (!exists) continue;
+    if (!kMayGoBack || !back)
+      write([&](int base) { return columns.result_from(base); }, columns.result_step());
+    else if constexpr (kMayGoBack)
+      write([&](int base) { return source + base * pitch; }, along * pitch);
+  }
+  if (kMayGoBack && back) tile.store();
+}
+
+template <typename Operation, int kVector, bool kOneGroup>
+__global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedOnlineMinBlocks)
+    online_tile(const StridedArguments<Operation> arguments) {
+  using ColumnsOf = Columns<Operation, kVector, kOneGroup, std::int64_t>;
+  using Term = typename Operation::Term;
+  constexpr int kUnroll =
+      tuning::strided_online_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+
+  await_kernel_before();
+  let_next_kernel_begin();
+  const int width = blockDim.x / arguments.threads_along;
+  const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory());
   const std::int64_t block = arguments.first_block + blockIdx.x;
-  const std::int64_t tile = block / arguments.splits, split = block - tile * arguments.splits;
-  const std::int64_t column = tile * exchange.columns + exchange.thread.column;
+  const std::int64_t tile = quotient(block, arguments.splits), split = block - tile * arguments.splits;
+  const std::int64_t column = tile * width + exchange.thread.column;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
-  const work::Part<std::int64_t> part = work::part_of<std::int64_t>(arguments.dim, split, arguments.splits);
+  const work::Part part = work::part_of(arguments.dim, split, arguments.splits);
   const std::int64_t step = static_cast<std::int64_t>(arguments.threads_along) * kUnroll;
   const auto load = [&](std::int64_t base, typename ColumnsOf::Raw(&raw)[kUnroll]) {
 #pragma unroll
@@ -258,8 +617,6 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
       for (int k = 0; k < kVector; ++k)
         state[k].combine(arguments.states[(column * kVector + k) * arguments.splits + i]);
   }
-#pragma unroll
-  for (int k = 0; k < kVector; ++k) state[k] = exchange.team.combine(state[k]);
   exchange(state);
   if (arguments.phase == Phase::statistics) {
     if (exchange.thread.along == 0 && columns.exist())
@@ -286,8 +643,8 @@ __global__ void __launch_bounds__(tuning::kStridedMaxBlock) online_tile(const St
   }
 }
 
-template <typename Operation, int kVector, bool kOneGroup>
-void launch_tiles(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+template <typename Operation, int kVector>
+StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan& plan, const Pointers& pointers) {
   using Source = typename Operation::Source;
   StridedArguments<Operation> arguments{};
   arguments.source = static_cast<const Source*>(pointers.source);
@@ -298,35 +655,50 @@ void launch_tiles(const Problem& problem, const Plan& plan, const Pointers& poin
   arguments.dim = problem.dim.size;
   arguments.inner = problem.inner.size / kVector;
   arguments.splits = plan.splits;
-  arguments.threads_along = plan.threads_per_row;
-  arguments.live = plan.items;
+  arguments.threads_along = plan.threads_per_row / plan.cluster;
   arguments.run = plan.run;
+  arguments.cluster = plan.cluster;
   arguments.outer_axis = decltype(arguments.outer_axis)(problem.outer);
   arguments.dim_axis = decltype(arguments.dim_axis)(problem.dim);
   arguments.inner_axis = decltype(arguments.inner_axis)(problem.inner);
   arguments.fusing = fusing_of<Operation>(problem, pointers);
+  return arguments;
+}
 
-  const auto run = [&](void (*kernel)(StridedArguments<Operation>), Phase phase) {
+template <typename Operation, int kColumns, bool kOneGroup>
+void launch_tile(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  auto arguments = strided_arguments<Operation, kColumns>(problem, plan, pointers);
+  arguments.tile = strided_tile(problem, plan);
+  launch_grid(tile<Operation, kColumns, kOneGroup>, arguments, plan, pointers, stream);
+}
+
+template <typename Operation, int kVector, bool kOneGroup>
+void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  auto arguments = strided_arguments<Operation, kVector>(problem, plan, pointers);
+  const auto run = [&](Phase phase) {
     arguments.phase = phase;
-    launch_grid(kernel, arguments, plan, pointers, stream);
+    launch_grid(online_tile<Operation, kVector, kOneGroup>, arguments, plan, pointers, stream);
   };
-  if (plan.passes == 1) return run(held_tile<Operation, kVector, kOneGroup>, Phase::both);
-  if (plan.splits == 1) return run(online_tile<Operation, kVector, kOneGroup>, Phase::both);
-  run(online_tile<Operation, kVector, kOneGroup>, Phase::statistics);
-  run(online_tile<Operation, kVector, kOneGroup>, Phase::write);
+  if (plan.splits == 1) return run(Phase::both);
+  run(Phase::statistics);
+  run(Phase::write);
 }
 
 }  // namespace
 
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  const bool one_group = problem.dim.rank <= 1;
   visit_operation(problem, [&]<typename Operation>() {
     constexpr int kVector = tuning::strided_vector(sizeof(typename Operation::Source));
-    if (plan.vector == kVector)
-      launch_tiles<Operation, kVector, true>(problem, plan, pointers, stream);
-    else if (problem.dim.rank <= 1)
-      launch_tiles<Operation, 1, true>(problem, plan, pointers, stream);
-    else
-      launch_tiles<Operation, 1, false>(problem, plan, pointers, stream);
+    constexpr int kColumns =
+        tuning::tile_columns(sizeof(typename Operation::Source), sizeof(typename Operation::Result));
+    const auto with = [&](auto launch) { launch(problem, plan, pointers, stream); };
+    if (plan.passes == 1) {
+      if (kColumns > 1 && plan.vector == kColumns) return with(launch_tile<Operation, kColumns, true>);
+      return with(one_group ? launch_tile<Operation, 1, true> : launch_tile<Operation, 1, false>);
+    }
+    if (plan.vector == kVector) return with(launch_online<Operation, kVector, true>);
+    with(one_group ? launch_online<Operation, 1, true> : launch_online<Operation, 1, false>);
   });
 }
 

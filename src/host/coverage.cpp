@@ -85,8 +85,8 @@ void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) 
   for (std::int64_t block = 0; block < plan.grid; ++block) {
     const std::int64_t row = block / plan.splits, split = block % plan.splits;
     const int phase = phase_of(problem, plan, row);
-    const work::Part<std::int64_t> part =
-        work::part_of<std::int64_t>(work::vectors_in_row(problem.dim.size, plan.vector, phase), split, plan.splits);
+    const work::Part part =
+        work::part_of(work::vectors_in_row(problem.dim.size, plan.vector, phase), split, plan.splits);
     for (int thread = 0; thread < plan.block; ++thread)
       for (std::int64_t vector = part.begin + thread; vector < part.end; vector += plan.block)
         counts.row_elements(row, work::first_element<std::int64_t>(vector, 1, 0, plan.vector, phase), plan.vector);
@@ -94,6 +94,27 @@ void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) 
 }
 
 void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
+  const StridedTile tile = strided_tile(problem, plan);
+  const int along = plan.threads_per_row / plan.cluster;
+  for (std::int64_t block = 0; block < plan.grid; ++block) {
+    const std::int64_t index = block / plan.cluster, rank = block % plan.cluster;
+    const std::int64_t strip = index / tile.pieces * tile.strips, first = index % tile.pieces * tile.width;
+    const int words = along > 1 ? tile.strips * tile.words : plan.block;
+    for (int turn = 0; turn < tile.turns; ++turn)
+      for (int i = 0; i < plan.block; ++i) {
+        const work::TileThread thread = work::tile_thread(i, plan.run, along);
+        const int word = turn * words + thread.column;
+        const std::int64_t within = word / tile.words, column = first + word % tile.words * plan.vector;
+        if (within >= tile.strips || strip + within >= tile.all_strips) continue;
+        if (column >= std::min(first + tile.width, tile.strip)) continue;
+        const std::int64_t end = std::min((rank + 1) * tile.rows, problem.dim.size);
+        for (std::int64_t d = rank * tile.rows + thread.along; d < end; d += along)
+          counts.columns((strip + within) * tile.strip + column, plan.vector, d);
+      }
+  }
+}
+
+void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
   const int width = plan.rows_per_block / plan.vector, along = plan.threads_per_row;
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
   for (std::int64_t block = 0; block < plan.grid; ++block)
@@ -101,9 +122,8 @@ void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
       const work::TileThread thread = work::tile_thread(index, plan.run, along);
       const std::int64_t column = block / plan.splits * width + thread.column;
       if (column >= columns) continue;
-      const work::Part<std::int64_t> part = work::part_of<std::int64_t>(problem.dim.size, block % plan.splits, plan.splits);
-      const std::int64_t held_end = plan.passes == 1 ? std::int64_t{plan.items} * along : part.end;
-      for (std::int64_t d = part.begin + thread.along; d < std::min(part.end, held_end); d += along)
+      const work::Part part = work::part_of(problem.dim.size, block % plan.splits, plan.splits);
+      for (std::int64_t d = part.begin + thread.along; d < part.end; d += along)
         counts.columns(column * plan.vector, plan.vector, d);
     }
 }
@@ -125,7 +145,12 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
       break;
     case Regime::online:
     case Regime::split: walk_online_rows(problem, plan, counts); break;
-    case Regime::strided: walk_tiles(problem, plan, counts); break;
+    case Regime::strided:
+      if (plan.passes == 1)
+        walk_tiles(problem, plan, counts);
+      else
+        walk_online_tiles(problem, plan, counts);
+      break;
   }
   return counts.take();
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "host/tuning.hpp"
+#include "host/work.hpp"
 
 namespace ndsoftmax {
 namespace {
@@ -230,58 +231,205 @@ bool columns_are_vectors(const Problem& problem, int vector) {
   return true;
 }
 
-Plan strided_plan(const Problem& problem, const Device& device) {
+// The columns that are neighbours in memory.
+std::int64_t strip_of(const Problem& problem) {
+  return problem.inner.rank == 0 ? 1 : problem.inner.groups[problem.inner.rank - 1].size;
+}
+
+// Whether condition(operand) holds for the source and, backward, the gradient.
+template <typename Condition>
+bool holds_for_sources(const Problem& problem, const Condition& condition) {
+  return condition(kSource) && (!problem.has(kGrad) || condition(kGrad));
+}
+
+bool strips_are_runs(const Problem& problem) {
+  const int last = problem.inner.rank - 1;
+  return last < 0 ||
+         holds_for_sources(problem, [&](int operand) { return problem.inner.groups[last].stride[operand] == 1; });
+}
+
+// Whether a strip is one run over all of dim.
+bool slabs_are_runs(const Problem& problem) {
+  if (problem.dim.rank > 1 || !strips_are_runs(problem)) return false;
+  return problem.dim.size == 1 || holds_for_sources(problem, [&](int operand) {
+           return problem.dim.groups[0].stride[operand] == strip_of(problem);
+         });
+}
+
+// The largest power of two, at most 16, that all addresses of segments of `columns` columns are multiples of.
+int alignment_of(const Problem& problem, std::int64_t columns) {
+  std::int64_t bits =
+      tuning::kVectorBytes | columns * size_of(problem.source) | strip_of(problem) * size_of(problem.source);
+  for (const int operand : {kSource, kGrad}) {
+    if (!problem.has(operand)) continue;
+    bits |= problem.misalignment[operand];
+    for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
+      for (int group = 0; group < axis->rank - (axis == &problem.inner ? 1 : 0); ++group)
+        bits |= axis->groups[group].stride[operand] * size_of(problem.source);
+  }
+  return static_cast<int>(bits & -bits);
+}
+
+// Whether strips that are runs follow each other: several are one run.
+bool slabs_are_packed(const Problem& problem) {
+  return problem.inner.rank <= 1 && problem.outer.rank == 1 && holds_for_sources(problem, [&](int operand) {
+           return problem.outer.groups[0].stride[operand] == problem.dim.size * strip_of(problem);
+         });
+}
+
+// Results of strips shorter than a sector would leave in pieces. Where they lie as the source does, they go back into
+// the tile, and leave as the run that it came as.
+bool results_go_back(const Problem& problem) {
+  const int bytes = size_of(problem.source);
+  if (strip_of(problem) * bytes >= tuning::kSectorBytes || problem.source != problem.result) return false;
+  if (!slabs_are_runs(problem) || problem.misalignment[kSource] != problem.misalignment[kResult]) return false;
+  for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
+    for (int group = 0; group < axis->rank; ++group)
+      if (axis->groups[group].stride[kSource] != axis->groups[group].stride[kResult]) return false;
+  return true;
+}
+
+int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
+
+// A tile of dim times as many columns as its shared memory holds.
+std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+  const int bytes = size_of(problem.source), sources = sources_of(problem);
+  const std::int64_t dim = problem.dim.size, strip = strip_of(problem);
+  const std::int64_t all_strips = problem.outer.size * problem.inner.size / strip;
+  Plan plan;
+  plan.regime = Regime::strided;
+  plan.vector = tuning::tile_columns(bytes, size_of(problem.result));
+  if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
+
+  // two blocks should fit on a multiprocessor, which has a little more than a block may have
+  const std::int64_t most_shared = device.shared_bytes_per_block / 2;
+  const std::int64_t most = std::min<std::int64_t>(tuning::kTileMostBytes, most_shared);
+  const std::int64_t column = dim * bytes * sources, target = std::min<std::int64_t>(tuning::kTileBytes, most);
+  std::int64_t width = strip, strips = 1, cluster = 0;
+  const auto fit = [&](std::int64_t limit) {
+    for (const tuning::TileShape& shape : tuning::kTileShapes) {
+      width = std::min<std::int64_t>(strip, shape.segment / bytes);
+      if (shape.cluster > architecture.max_cluster || divide_up(column, shape.cluster) * width > limit) continue;
+      const bool large = column * width > target, wide = shape.segment == tuning::kLineBytes && width < strip;
+      if (large && wide && all_strips * divide_up(strip, width) < tuning::kTileWideGrid * device.multiprocessors)
+        continue;
+      cluster = shape.cluster;
+      return;
+    }
+  };
+  fit(most);
+  if (cluster == 0) fit(std::min<std::int64_t>(tuning::kTileLastBytes, most_shared - tuning::kTileMeetingBytes));
+  if (cluster == 0) return {};
+  if (cluster == 1 && column * width < target) {
+    const std::int64_t columns = target / column;
+    if (columns >= strip) {
+      width = strip;
+      strips = std::clamp<std::int64_t>(columns / strip, 1, all_strips);
+    } else if (slabs_are_runs(problem) && column * strip <= most) {
+      width = strip;
+    } else {
+      const std::int64_t full = tuning::kTileBlock * plan.vector, line = tuning::kLineBytes / bytes;
+      width = columns >= full ? columns / full * full : columns >= line ? columns / line * line : columns;
+    }
+    // rather more blocks, as long as they are worth one
+    const std::int64_t enough = std::int64_t{tuning::kTileGrid} * device.multiprocessors;
+    while (strips > 1 && strips * strip * column > tuning::kTileLeastBytes && divide_up(all_strips, strips) < enough)
+      strips = divide_up(strips, 2);
+    while (width < strip && width * column > tuning::kTileLeastBytes && all_strips * divide_up(strip, width) < enough)
+      width = divide_up(width, 2);
+  } else if (cluster == 1 && slabs_are_runs(problem) && column * strip <= most) {
+    width = strip;
+  }
+  if (width < strip) {  // pieces of equal size that keep the strip's alignment
+    const std::int64_t unit = std::max(plan.vector, alignment_of(problem, strip) / bytes);
+    width = divide_up(divide_up(strip, divide_up(strip, width)), unit) * unit;
+  }
+  const std::int64_t tiles = strips > 1 ? divide_up(all_strips, strips) : all_strips * divide_up(strip, width);
+  while (strips == 1 && tiles * cluster < device.multiprocessors && cluster < architecture.max_cluster &&
+         dim >= 2 * cluster * tuning::kTileMinRows)
+    cluster *= 2;
+
+  // As many threads along dim as a block of the tile's size still has room for; where strips are short, enough for the
+  // neighbours in a warp to write two sectors in a row. Those that share a column should lie in one warp, at distances
+  // that are powers of two.
+  const std::int64_t rows = divide_up(dim, cluster), line = divide_up(width, plan.vector);
+  const bool small = rows * width * strips * bytes * sources <= tuning::kTileSmallBytes;
+  const std::int64_t threads = small ? tuning::kTileBlock : tuning::kTileMaxBlock;
+  const bool back = width == strip && results_go_back(problem) && (strips == 1 || slabs_are_packed(problem));
+  const std::int64_t to_write =
+      back ? 1
+           : std::min(power_of_two_from(divide_up(2 * tuning::kSectorBytes, width * size_of(problem.result))),
+                      power_of_two_from(rows));
+  std::int64_t along = 1, words = strips * line;  // of a turn
+  if (to_write > 1 || words * 2 <= threads) {
+    const std::int64_t padded = line < kWarp ? power_of_two_from(line) : line;
+    strips = std::clamp<std::int64_t>(tuning::kTileMaxBlock / (padded * to_write), 1, strips);
+    words = strips * padded;
+    along = std::bit_floor(static_cast<std::uint64_t>(std::max<std::int64_t>(1, threads / words)));
+    along = std::max(to_write, std::min(along, power_of_two_from(rows)));
+    plan.run = static_cast<int>(along > 1 ? padded : words);
+    if (along == 1) words = strips * line;
+  }
+  const std::int64_t turns = along > 1 ? 1 : divide_up(words, threads);
+  plan.block = static_cast<int>(divide_up(divide_up(words, turns) * along, kWarp) * kWarp);
+  if (along == 1) plan.run = plan.block;
+  plan.cluster = static_cast<int>(cluster);
+  plan.threads_per_row = static_cast<int>(along * cluster);
+  plan.rows_per_block = static_cast<int>(width * strips);
+  plan.grid = cluster * (strips > 1 ? divide_up(all_strips, strips) : all_strips * divide_up(strip, width));
+
+  const StridedTile tile = strided_tile(problem, plan);
+  plan.items = static_cast<int>(divide_up(rows, along)) * tile.turns;
+  plan.shared_bytes = sources * tile.operand_bytes;
+  const std::int64_t teams = along / work::tile_team(plan.run, static_cast<int>(along));
+  if (teams > 1 || cluster > 1) {
+    const std::int64_t columns = (along > 1 ? words : plan.block) * plan.vector;
+    plan.shared_bytes += static_cast<int>(columns * (1 + teams + (cluster > 1 ? cluster : 0)) * state_bytes(problem));
+  }
+  plan.why = cluster > 1
+                 ? "another dimension runs faster than dim; a cluster of blocks holds a tile of columns, cut along dim"
+             : strip > 1 ? "another dimension runs faster than dim; a tile of columns holds all of dim"
+                         : "rows whose elements are not neighbours, or not aligned alike; a tile holds whole ones";
+  return plan;
+}
+
+Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+  if (const auto plan = tile_plan(problem, device, architecture)) return *plan;
   const int bytes = size_of(problem.source);
   Plan plan;
   plan.regime = Regime::strided;
   plan.vector = tuning::strided_vector(bytes);
   if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
 
-  // Neighbouring threads share a line of memory along the columns, or a sector at least, or all columns there are;
-  // where no dimension runs faster than dim, they are neighbours along dim.
+  // Neighbouring threads share a line of memory along the columns, or all columns there are; where no dimension runs
+  // faster than dim, they are neighbours along dim.
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
   const std::int64_t together = power_of_two_from(problem.inner.size / plan.vector);
-  const auto run_of = [&](int memory) {
-    return std::clamp<std::int64_t>(memory / (bytes * plan.vector), 1, std::min<std::int64_t>(together, kWarp));
-  };
-  const int items = tuning::strided_items(bytes, problem.direction, problem.fused.any, plan.vector);
-  std::int64_t along = power_of_two_from(divide_up(problem.dim.size, items));
-  std::int64_t run = run_of(tuning::kLineBytes), width = run;
-  if (along * run_of(tuning::kSectorBytes) <= tuning::kStridedMaxBlock) {
-    run = std::min(run, tuning::kStridedMaxBlock / along);
-    width = std::max(run, tuning::kStridedBlock / along);
-    while (width > run && divide_up(columns, width) < 2 * device.multiprocessors) width /= 2;  // rather more blocks
-    width = std::max(width, kWarp / along);
-    plan.items = static_cast<int>(divide_up(problem.dim.size, along));
-    plan.why = problem.inner.size == 1
-                   ? "rows whose elements are not neighbours, or not aligned alike; a tile holds whole ones"
-                   : "another dimension runs faster than dim; a tile of columns holds all of dim";
-  } else {
-    plan.passes = 2;
-    plan.items = tuning::kOnlineVectors;
-    along = tuning::kStridedOnlineBlock / width;
-    const std::int64_t tiles = divide_up(columns, width);
-    const std::int64_t room = device.multiprocessors * tuning::kSplitBlocks;
-    const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
-    plan.splits = std::clamp<std::int64_t>(room / tiles, 1, useful);
-    plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
-                               : "dim is longer than a tile: online softmax over columns, then a second pass";
-  }
-  plan.run = static_cast<int>(run);
+  const std::int64_t width =
+      std::clamp<std::int64_t>(tuning::kLineBytes / (bytes * plan.vector), 1, std::min<std::int64_t>(together, kWarp));
+  const std::int64_t along = tuning::kStridedOnlineBlock / width, tiles = divide_up(columns, width);
+  const std::int64_t room = device.multiprocessors * tuning::kStridedOnlineMinBlocks;
+  plan.passes = 2;
+  plan.items = tuning::strided_online_items(bytes, problem.direction, problem.fused.any);
+  const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
+  plan.splits = std::clamp<std::int64_t>(room / tiles, 1, useful);
+  plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
+                             : "dim is longer than a tile: online softmax over columns, then a second pass";
+  plan.run = static_cast<int>(width);
   plan.threads_per_row = static_cast<int>(along);
   plan.rows_per_block = static_cast<int>(width * plan.vector);
   plan.block = static_cast<int>(along * width);
-  plan.grid = divide_up(columns, width) * plan.splits;
+  plan.grid = tiles * plan.splits;
 
   // the lanes of a warp that share a column are a team; the states of teams meet in shared memory
-  const std::int64_t teams = along / std::min(along, kWarp / run);
-  if (teams > 1) plan.shared_bytes = static_cast<int>(teams * plan.rows_per_block * state_bytes(problem));
+  const std::int64_t teams = along / work::tile_team(plan.run, plan.threads_per_row);
+  if (teams > 1) plan.shared_bytes = static_cast<int>((1 + teams) * plan.rows_per_block * state_bytes(problem));
   if (plan.splits > 1) plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
   return plan;
 }
 
 Offer offer_of(Regime regime, const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
-  if (regime == Regime::strided) return {strided_plan(problem, device)};
+  if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
   if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
   const Rows rows = rows_of(problem);
@@ -296,6 +444,57 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 
 }  // namespace
 
+StridedTile strided_tile(const Problem& problem, const Plan& plan) {
+  using Copy = StridedTile::Copy;
+  const std::int64_t bytes = size_of(problem.source), along = plan.threads_per_row / plan.cluster;
+  const auto round_up = [](std::int64_t x) { return divide_up(x, tuning::kVectorBytes) * tuning::kVectorBytes; };
+  StridedTile tile{};
+  tile.strip = strip_of(problem);
+  tile.all_strips = problem.outer.size * problem.inner.size / tile.strip;
+  tile.width = static_cast<int>(std::min<std::int64_t>(plan.rows_per_block, tile.strip));
+  tile.strips = plan.rows_per_block / tile.width;
+  tile.pieces = divide_up(tile.strip, tile.width);
+  tile.words = static_cast<int>(divide_up(tile.width, plan.vector));
+  if (along > 1 && tile.words < kWarp) tile.words = static_cast<int>(power_of_two_from(tile.words));
+  tile.turns = along > 1 ? 1 : static_cast<int>(divide_up(tile.strips * tile.words, plan.block));
+  tile.rows = static_cast<int>(divide_up(problem.dim.size, plan.cluster));
+  tile.pitch = tile.width;
+  const std::int64_t run = tile.rows * tile.strip * bytes;
+  const auto dim_stride = [&](int operand) { return problem.dim.groups[0].stride[operand]; };
+
+  if (tile.width == tile.strip && slabs_are_runs(problem)) {
+    tile.packed = tile.strips > 1 && plan.cluster == 1 && slabs_are_packed(problem);
+    tile.phased = alignment_of(problem, tile.strip) < tuning::kVectorBytes;
+    if (tile.packed || tile.strips == 1 || (!tile.phased && run >= tuning::kLineBytes)) {
+      tile.copy = Copy::runs;
+      tile.unit = tuning::kVectorBytes;
+      tile.back = (tile.packed || tile.strips == 1) && results_go_back(problem);
+      tile.slab = static_cast<int>(tile.packed ? run : round_up(run));
+      tile.operand_bytes = static_cast<int>(round_up(static_cast<std::int64_t>(tile.strips) * tile.slab) + tile.unit);
+      return tile;
+    }
+    tile.packed = false;
+  }
+  const int alignment = alignment_of(problem, tile.width);
+  // rows of words need source and gradient to be odd, or even, together
+  const bool alike = alignment >= 4 || !problem.has(kGrad) || (dim_stride(kSource) - dim_stride(kGrad)) % 2 == 0;
+  if (problem.dim.rank <= 1 && tile.strips == 1 && strips_are_runs(problem) &&
+      tile.width * bytes >= tuning::kSectorBytes && alike) {
+    tile.copy = Copy::rows;
+    tile.unit = std::max(alignment, 4);
+    tile.phased = alignment < 4;
+    if (tile.phased) tile.pitch += static_cast<int>((dim_stride(kSource) + tile.width) % 2);
+  } else {
+    tile.copy = Copy::elements;
+    tile.phased = false;
+    tile.unit = static_cast<int>(plan.vector * bytes);
+  }
+  tile.slab = static_cast<int>(tile.rows * tile.pitch * bytes);
+  tile.operand_bytes =
+      static_cast<int>(round_up(static_cast<std::int64_t>(tile.strips) * tile.slab + (tile.phased ? tile.unit : 0)));
+  return tile;
+}
+
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
   const tuning::Architecture& architecture = tuning::architecture(device.compute_capability);
   if (forced) {
@@ -304,7 +503,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     throw std::invalid_argument(std::string("the ") + name_of(*forced) + " regime cannot take " + to_string(problem) +
                                 ": " + offer.refusal);
   }
-  if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device);
+  if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem);
   if (const Offer warp = offer_warp(problem, rows, device); warp.plan) return *warp.plan;

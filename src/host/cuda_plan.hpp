@@ -9,6 +9,35 @@
 
 namespace ndsoftmax {
 
+// Where the tiles of a strided plan that reads once lie, in memory and in shared memory. A strip is the columns that
+// are neighbours in memory: those of the fastest group of inner. plan.rows_per_block columns are a part of one, or
+// several.
+struct StridedTile {
+  enum class Copy : std::uint8_t {
+    rows,      // a tile's part of a strip is one run for each element of dim
+    runs,      // a strip is one run over all of dim
+    elements,  // each thread copies the words it will work on
+  };
+
+  std::int64_t strip;       // columns
+  std::int64_t all_strips;  // of the problem
+  std::int64_t pieces;      // tiles that a strip is cut into
+  int strips;               // of a tile
+  int width;                // columns of each of them
+  int words;                // threads that share a strip, each with plan.vector columns; some may have none
+  int turns;                // of the block's threads, until the words are done
+  int rows;                 // elements of dim that a block has
+  Copy copy;
+  int unit;           // bytes copied at once
+  bool phased;        // copies do not start at multiples of the unit
+  bool packed;        // strips follow each other in memory: they are one run
+  bool back;          // results replace the source in shared memory, and leave as a run
+  int pitch;          // in shared memory, from one element of dim to the next; elements
+  int slab;           // and from one strip to the next; bytes
+  int operand_bytes;  // of shared memory, for the source and for the gradient
+};
+StridedTile strided_tile(const Problem& problem, const Plan& plan);
+
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced);
 
 // How often the threads of a plan write each element, indexed [outer][dim][inner]: all ones, or the plan is wrong.

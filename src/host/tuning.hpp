@@ -173,18 +173,57 @@ inline constexpr std::int64_t kSplitMinVectors = 4;
 
 // ---- strided ------------------------------------------------------------------------------------------------------
 
-inline constexpr int kStridedBlock = 128;        // of a tile that is held, where dim does not ask for more
-inline constexpr int kStridedOnlineBlock = 256;  // of a tile that is read twice
-inline constexpr int kStridedMaxBlock = 512;
-inline constexpr int kStridedMinBlocks = 2;  // a multiprocessor: 64 registers a thread, as in the row regimes
+// A tile lies in shared memory, and what lies there is what is under way: 128 KiB a multiprocessor reach the speed of
+// memory, a third more covers blocks that compute. Narrow tiles of small dims are a block of 128 threads, of which
+// eight are resident (64 registers a thread); a long dim needs more to have segments of memory worth the name, and gets
+// twice the threads. So a thread has 128 to 256 bytes, and a multiprocessor 768 to 1024 threads that exponentiate.
+inline constexpr int kTileBytes = 24 * 1024;
+inline constexpr int kTileSmallBytes = 32 * 1024;   // at most: kTileBlock threads; else kTileMaxBlock
+inline constexpr int kTileMostBytes = 64 * 1024;    // three blocks fit on a multiprocessor of 228 KiB
+inline constexpr int kTileLastBytes = 104 * 1024;   // two: where nothing smaller fits, still better than reading twice
+inline constexpr int kTileMeetingBytes = 8 * 1024;  // beside that of a cluster's block, for states
+inline constexpr int kTileGrid = 16;                // blocks a multiprocessor, two waves, before tiles become smaller
+inline constexpr int kTileLeastBytes = 12 * 1024;   // than which they do not: 96 KiB a multiprocessor
+inline constexpr int kTileBlock = 128;
+inline constexpr int kTileMaxBlock = 256;
+// Blocks of the largest size, a multiprocessor: 64 registers a thread. What is fused, and float64, needs more.
+constexpr int tile_min_blocks(int source_bytes, bool fused) { return fused || source_bytes == 8 ? 2 : 4; }
+// Words that a thread takes from shared memory before it uses the first.
+constexpr int tile_items(int source_bytes, bool fused) { return fused || source_bytes == 8 ? 4 : 8; }
+inline constexpr int kTileMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
 
-// Columns a thread moves at once: 4, also of 16-bit elements, because with 8 too few threads share the exponentials.
+// Bytes of neighbouring columns that a tile has for each element of dim, and blocks that share dim: the first pair that
+// fits is taken. Segments shorter than a line of 128 bytes cost some of memory's speed, clusters some of a block's time
+// to wait for each other; a sector of 32 bytes is still better than reading twice.
+struct TileShape {
+  int segment, cluster;
+};
+inline constexpr std::array kTileShapes{
+    TileShape{kLineBytes, 1},
+    TileShape{64, 1},
+    TileShape{64, 2},
+    TileShape{64, 4},
+    TileShape{64, 8},
+    TileShape{64, 16},
+    TileShape{kSectorBytes, 16},
+    TileShape{kSectorBytes, 1},
+};
+inline constexpr int kTileWideGrid = 8;  // blocks a multiprocessor that the widest segments must leave
+
+// A tile's threads work on words: two columns where the source or the result is 16-bit, or else one.
+constexpr int tile_columns(int source_bytes, int result_bytes) {
+  return (source_bytes < result_bytes ? source_bytes : result_bytes) == 2 ? 2 : 1;
+}
+
+// Two passes. Columns a thread moves at once: 4, also of 16-bit elements, because with 8 too few threads share the
+// exponentials.
+inline constexpr int kStridedOnlineBlock = 256;
+inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
 constexpr int strided_vector(int source_bytes) { return source_bytes == 8 ? 2 : 4; }
 
-// A fused tile holds, beside what fused rows do, mask and bias of single elements: with as many as a row it would
-// spill.
-constexpr int strided_items(int source_bytes, Direction direction, bool fused, int vector) {
-  return held_values(source_bytes, held_operands(direction, fused)) / vector / (fused ? 2 : 1);
+// Vectors in flight a thread: what half of its registers hold, addresses included. What is fused takes as many again.
+constexpr int strided_online_items(int source_bytes, Direction direction, bool fused) {
+  return fused ? 2 : direction == Direction::forward || source_bytes == 2 ? 8 : 4;
 }
 
 }  // namespace ndsoftmax::tuning

@@ -27,25 +27,29 @@ NDSOFTMAX_HOST_DEVICE Index vectors_in_row(Index dim, int vector, int phase) {
 }
 
 // Part `part` of `parts` of `total` things.
-template <typename Index>
 struct Part {
-  Index begin, end;
+  std::int64_t begin, end;
 };
-template <typename Index>
-NDSOFTMAX_HOST_DEVICE Part<Index> part_of(Index total, Index part, Index parts) {
-  const Index size = (total + parts - 1) / parts;
-  const Index begin = part * size < total ? part * size : total;
+NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts) {
+  const std::int64_t size = (total + parts - 1) / parts;
+  const std::int64_t begin = part * size < total ? part * size : total;
   return {begin, begin + size < total ? begin + size : total};
 }
 
-// Strided tiles: a block has columns (vectors of neighbouring ones) times threads along dim. `run` neighbouring threads
-// take neighbouring columns, then come the threads along dim, then further runs of columns.
+// Strided tiles: a block has columns (words or vectors of neighbouring ones) times threads along dim. `run`
+// neighbouring threads take neighbouring columns, then come the threads along dim, then further runs of columns.
 struct TileThread {
-  int column;  // within the tile, in vectors
+  int column;  // within the tile, in words or vectors
   int along;   // dim
 };
 NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, int run, int threads_along) {
   return {thread / (run * threads_along) * run + thread % run, thread / run % threads_along};
+}
+
+// Threads along the same columns that lie in one warp, `run` lanes apart.
+NDSOFTMAX_HOST_DEVICE int tile_team(int run, int threads_along) {
+  const int lanes = run < 32 ? 32 / run : 1;
+  return lanes < threads_along ? lanes : threads_along;
 }
 
 }  // namespace ndsoftmax::work

@@ -13,6 +13,9 @@ int main() {
   device.shared_bytes_per_block = 227 << 10;
   Device small = device;
   small.multiprocessors = 1;
+  Device old = device;  // no clusters, little shared memory
+  old.compute_capability = 75;
+  old.shared_bytes_per_block = 64 << 10;
 
   const std::vector<testing::Case> cases{
       // the last dimension, in every width of the warp regime, aligned and not
@@ -76,6 +79,27 @@ int main() {
       {{2, 64, 511}, {}, {1}},
       {{4, 2, 49}, {}, {1}},
       {{2, 100, 4}, {}, {1}, 1},
+      // strips of one, of few and of many columns: as runs that follow each other or not, as rows, as elements
+      {{60, 19, 3}, {}, {1}},
+      {{60, 19, 3}, {}, {1}, 3},
+      {{150, 3, 5}, {}, {1}, 1},
+      {{40, 10, 8}, {160, 8, 1}, {1}},
+      {{40, 10, 6}, {160, 6, 1}, {1}},
+      {{9, 30, 16}, {600, 20, 1}, {1}},
+      {{9, 30, 24}, {811, 27, 1}, {1}},
+      {{3, 512, 49}, {}, {1}},
+      {{2, 520, 196}, {}, {1}},
+      {{3, 70, 511}, {}, {1}},
+      {{3, 70, 511}, {}, {1}, 1},
+      {{1, 3, 3000}, {}, {1}},
+      {{1, 3, 3001}, {}, {1}, 1},
+      {{3, 10, 2, 5, 4}, {}, {2}},
+      {{2, 3, 4, 3, 2, 5}, {}, {2}},
+      {{2, 3, 4, 3, 2, 6}, {6, 12, 36, 144, 432, 1}, {3}},
+      // dim over the blocks of a cluster
+      {{1, 9000, 2}, {}, {1}},
+      {{5000, 40}, {}, {0}},
+      {{4100, 33}, {}, {0}, 1},
       // steps, permutations, broadcasts, several dimensions at once
       {{5, 40}, {80, 2}, {1}},
       {{6, 30}, {1, 6}, {1}},
@@ -97,7 +121,7 @@ int main() {
       {{3000, 6}, {}, {0}, 0, true},
   };
   const int runs =
-      testing::run(cases, {device, small}, 5,
+      testing::run(cases, {device, small, old}, 5,
                    [](const Problem& problem, const Plan& plan, const Device& on, const Addresses& addresses) {
                      std::vector<std::max_align_t> workspace(plan.workspace_bytes / sizeof(std::max_align_t) + 1);
                      cuda::launch(problem, plan, on, addresses, workspace.data(), nullptr);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -27,7 +28,8 @@ struct Warp {
 
 // What the blocks of a cluster share.
 struct Cluster {
-  std::vector<unsigned char*> bases;  // of each block's thread-local memory
+  std::vector<unsigned char*> bases;    // of each block's thread-local memory
+  std::vector<unsigned char*> dynamic;  // and of its dynamic shared memory
   unsigned threads = 0;
   std::atomic<unsigned> arrived{0};
 };
@@ -117,6 +119,7 @@ void run_block(const cudaLaunchConfig_t& config, Cluster& cluster, unsigned inde
   here.body = body;
   here.context = context;
   block = &here;
+  cluster.dynamic[rank] = dynamic_shared();
   for (unsigned i = 0; i < threads; ++i) {
     here.fibers[i].thread = i;
     ++here.warps[i / kWarp].barrier.expected;
@@ -174,6 +177,9 @@ void wait_cluster(unsigned ticket) {
 }
 
 void* map_to_rank(void* shared, unsigned rank) {
+  auto* const at = static_cast<unsigned char*>(shared);
+  if (const std::less_equal<> ordered; ordered(block->dynamic.data(), at) && ordered(at, &block->dynamic.back()))
+    return block->cluster->dynamic[rank] + (at - dynamic_shared());
   return block->cluster->bases[rank] + (static_cast<unsigned char*>(shared) - &base);
 }
 
@@ -189,6 +195,7 @@ void run(const cudaLaunchConfig_t& config, void (*body)(void*), void* context) {
   for (unsigned first = 0; first < config.gridDim.x; first += size) {
     Cluster cluster;
     cluster.bases.resize(size);
+    cluster.dynamic.resize(size);
     cluster.threads = size * config.blockDim.x;
     if (size == 1) {
       cluster.bases[0] = &base;
