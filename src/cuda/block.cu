@@ -1,6 +1,7 @@
 // Block regime: contiguous rows that one block holds in registers, as 16-byte vectors; wider than a warp likes.
 // Thread t has vectors t, t + block, t + 2 block, …; warps reduce by shuffles, then through shared memory.
 // Each element is read once and written once. What bounds it: memory; exponentials are computed once, and kept.
+#include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
 namespace ndsoftmax::cuda {
