@@ -181,18 +181,22 @@ class TileExchange {
 
   const work::TileThread thread;
 
-  // A block may write into another's shared memory only once that one runs: arrive early, wait late.
   __device__ __forceinline__ TileExchange(const StridedArguments<Operation>& arguments, int words,
-                                          unsigned char* shared)
+                                          unsigned char* shared, BulkBarrier& complete)
       : thread(work::tile_thread(threadIdx.x, arguments.run, arguments.threads_along)),
         words_(words),
         cluster_(arguments.cluster),
         team_{work::tile_team(arguments.run, arguments.threads_along), arguments.run},
         teams_(arguments.threads_along / team_.lanes),
-        whole_(reinterpret_cast<State*>(shared)) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (cluster_ > 1) cooperative_groups::this_cluster().barrier_arrive();
-#endif
+        whole_(reinterpret_cast<State*>(shared)),
+        complete_(complete) {
+    if (cluster_ == 1) return;
+    if (threadIdx.x == 0) {
+      complete_.init();
+      BulkBarrier::publish();
+      complete_.expect(words_ * kColumns * cluster_ * sizeof(State));
+    }
+    arrive_in_cluster();
   }
 
   // Once for all columns of a tile.
@@ -213,19 +217,17 @@ class TileExchange {
         if (part == 0) whole_[at] = block;
       });
     } else {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-      const auto cluster = cooperative_groups::this_cluster();
       State* const of_blocks = of_teams + words_ * kColumns * teams_;
-      cluster.barrier_wait();
+      const int mine = blockIdx.x % cluster_;
+      await_cluster();  // all have initialized their barriers
       gather(of_teams, teams_, [&](int at, int part, const State& block) {
         for (int rank = part; rank < cluster_; rank += teams_)
-          cluster.map_shared_rank(of_blocks, rank)[at * cluster_ + cluster.block_rank()] = block;
+          complete_.send(block, of_blocks + at * cluster_ + mine, rank);
       });
-      cluster.sync();
+      complete_.wait(0);
       gather(of_blocks, cluster_, [&](int at, int part, const State& all) {
         if (part == 0) whole_[at] = all;
       });
-#endif
     }
     __syncthreads();
     if (thread.column < words_)
@@ -250,6 +252,7 @@ class TileExchange {
   Lanes team_;
   int teams_;
   State* whole_;
+  BulkBarrier& complete_;
 };
 
 // `rows` rows of `bytes` bytes each, all of which are multiples of kUnit, as are the distances between rows.
@@ -501,8 +504,9 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
   const bool back = arguments.tile.back;
   const int along = arguments.threads_along;
   const int words = along == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
+  __shared__ BulkBarrier complete;
   const TileExchange<Operation, kColumns> exchange(
-      arguments, words, dynamic_shared_memory() + arguments.tile.operand_bytes * (TileOf::kBackward ? 2 : 1));
+      arguments, words, dynamic_shared_memory() + arguments.tile.operand_bytes * (TileOf::kBackward ? 2 : 1), complete);
   tile.load(exchange.thread, words);
   await_copies();
   __syncthreads();
@@ -586,7 +590,8 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
   await_kernel_before();
   let_next_kernel_begin();
   const int width = blockDim.x / arguments.threads_along;
-  const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory());
+  __shared__ BulkBarrier complete;
+  const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory(), complete);
   const std::int64_t block = arguments.first_block + blockIdx.x;
   const std::int64_t tile = quotient(block, arguments.splits), split = block - tile * arguments.splits;
   const std::int64_t column = tile * width + exchange.thread.column;
