@@ -1,15 +1,15 @@
 // Block regime: contiguous rows that one block holds in registers, as 16-byte vectors; wider than a warp likes.
 // Thread t has vectors t, t + block, t + 2 block, …; warps reduce by shuffles, then through shared memory.
-// Each element is read once and written once. What bounds it: memory; exponentials are computed once, and kept.
+// Each element is read once and written once. What bounds it: memory, as long as rows start on 16 bytes. Others cost
+// each of their threads instructions; 16-bit ones are held as loaded there, which takes half the threads.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
 namespace ndsoftmax::cuda {
 namespace {
 
-template <typename Operation>
+template <typename Operation, int kVectors>
 __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArguments<Operation> arguments) {
-  constexpr int kVectors = tuning::held_vectors(sizeof(typename Operation::Source), kHeldOperands<Operation>);
   await_kernel_before();
   let_next_kernel_begin();
   hold_rows<kVectors, 1>(arguments, arguments.first_block + blockIdx.x, 1, 1, blockDim.x, threadIdx.x, Lanes{},
@@ -20,7 +20,11 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArgument
 
 void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    launch_grid(block_row<Operation>, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
+    constexpr int kBytes = sizeof(typename Operation::Source), kOperandsHeld = kHeldOperands<Operation>;
+    constexpr int kVectors = tuning::held_vectors(kBytes, kOperandsHeld);
+    constexpr int kMost = tuning::cluster_vectors(kBytes, kOperandsHeld, Operation::kFused);
+    const auto kernel = plan.items <= kVectors ? block_row<Operation, kVectors> : block_row<Operation, kMost>;
+    launch_grid(kernel, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
   });
 }
 

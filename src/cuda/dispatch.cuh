@@ -134,7 +134,8 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
                  cudaStream_t stream) {
   // the limit and not what this launch needs: another thread may be launching the same kernel
   if (plan.shared_bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, pointers.shared_limit),
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               pointers.shared_limit - tuning::kStaticSharedBytes),
           "cudaFuncSetAttribute");
   if (plan.cluster > 8)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");

@@ -225,7 +225,8 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
         });
     } else {
       constexpr int kSmallest = std::bit_width(static_cast<unsigned>(kVector)) - 1;
-      visit_int<kSmallest, tuning::kWarpMaxLog2Dim>(plan.log2_dim, [&](auto log2_dim) {
+      constexpr int kLargest = tuning::warp_max_log2_dim(sizeof(typename Operation::Source), Operation::kFused);
+      visit_int<kSmallest, kLargest>(plan.log2_dim, [&](auto log2_dim) {
         launch_grid(warp_rows<Operation, log2_dim>, arguments, plan, pointers, stream);
       });
     }

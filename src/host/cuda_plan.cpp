@@ -144,8 +144,8 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
   Plan plan;
   if (should_stage(problem, rows)) plan = staged_plan(problem, rows, device);
   if (!plan.staged || plan.shared_bytes > device.shared_bytes_per_block) {
-    if (rows.vectors * rows.vector > 1 << tuning::kWarpMaxLog2Dim)
-      return {{}, "a warp holds rows of at most 1024 elements"};
+    if (rows.vectors * rows.vector > 1 << tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any))
+      return {{}, "a row is wider than the registers of a warp"};
     const tuning::WarpLayout layout = held_layout(rows);
     plan = row_plan(Regime::warp, rows, layout.lanes);
     plan.log2_dim = log2_up(rows.vectors * rows.vector);
@@ -158,7 +158,9 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
 }
 
 Offer offer_block(const Rows& rows, std::int64_t most_threads) {
-  const std::int64_t threads = divide_up(divide_up(rows.vectors, rows.held), kWarp) * kWarp;
+  // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
+  const bool raw = (rows.dim % rows.vector != 0 || !rows.aligned || getenv("NDS_RAW")) && !getenv("NDS_NORAW");
+  const std::int64_t threads = divide_up(divide_up(rows.vectors, raw ? rows.held_by_cluster : rows.held), kWarp) * kWarp;
   if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
@@ -172,18 +174,35 @@ std::int64_t threads_to_hold(const Rows& rows, int blocks) {
   return divide_up(divide_up(rows.vectors, static_cast<std::int64_t>(rows.held_by_cluster) * blocks), kWarp) * kWarp;
 }
 
+// Vectors that a multiprocessor holds in blocks of clusters of this size; of a single block, which loads and stores in
+// turns, fewer count.
+std::int64_t resident_vectors(const Rows& rows, int cluster) {
+  const std::int64_t threads = threads_to_hold(rows, cluster);
+  if (threads > tuning::kMaxBlock) return 0;
+  const std::int64_t blocks = tuning::kMaxBlock / threads, vectors = blocks * divide_up(rows.vectors, cluster);
+  return blocks == 1 ? vectors / 2 : blocks == 2 ? vectors * 7 / 8 : vectors;
+}
+
 Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
-  // few rows: as many blocks a row as the GPU has room for; otherwise as few as hold it in small blocks
-  const std::int64_t room = std::max<std::int64_t>(2, device.multiprocessors / rows.count);
-  const int small = getenv("NDS_T") ? atoi(getenv("NDS_T")) : architecture.cluster_threads;
-  int cluster = 2;
-  while (cluster < architecture.max_cluster && (cluster * 2 <= room || threads_to_hold(rows, cluster) > small))
-    cluster *= 2;
-  const std::int64_t threads = threads_to_hold(rows, cluster);
-  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
-  Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
-  plan.block = static_cast<int>(threads);
+  Plan plan;
+  const std::int64_t room = device.multiprocessors / rows.count;
+  if (room >= 2) {  // few rows: as many blocks a row as the GPU has room for, and as many threads as find work
+    plan.cluster = static_cast<int>(std::min<std::int64_t>(room, architecture.max_cluster));
+    const std::int64_t threads = divide_up(divide_up(rows.vectors, plan.cluster * std::int64_t{2}), kWarp) * kWarp;
+    plan.block = static_cast<int>(std::clamp<std::int64_t>(threads, threads_to_hold(rows, plan.cluster), tuning::kMaxBlock));
+  } else {  // the smallest cluster that fills the registers well
+    std::int64_t most = 0;
+    for (int cluster = 2; cluster <= architecture.max_cluster; ++cluster)
+      most = std::max(most, resident_vectors(rows, cluster));
+    plan.cluster = 2;
+    while (plan.cluster < architecture.max_cluster && resident_vectors(rows, plan.cluster) < most * (getenv("NDS_FILL") ? atoi(getenv("NDS_FILL")) : 95) / 100) ++plan.cluster;
+    plan.block = static_cast<int>(threads_to_hold(rows, plan.cluster));
+  }
+  if (threads_to_hold(rows, plan.cluster) > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
+  const int cluster = plan.cluster, block = plan.block;
+  plan = row_plan(Regime::cluster, rows, std::int64_t{block} * cluster);
+  plan.block = block;
   plan.cluster = cluster;
   plan.grid = rows.count * cluster;
   plan.why = "a row fits in the registers of a cluster of blocks, small enough to overlap loading and storing";
@@ -506,7 +525,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem);
-  if (const Offer warp = offer_warp(problem, rows, device); warp.plan) return *warp.plan;
+  if (const Offer warp = offer_warp(problem, rows, device); warp.plan && !(rows.dim > 1024 && rows.aligned && !getenv("NDS_W11"))) return *warp.plan;
   if (architecture.max_cluster > 1) {
     const char* e = getenv("NDS_BLOCK");  // TUNING
     const int most = e ? atoi(e) : architecture.block_threads;

@@ -17,6 +17,7 @@ namespace ndsoftmax::tuning {
 inline constexpr int kVectorBytes = 16;  // the widest access that every architecture since sm_75 has
 inline constexpr int kLineBytes = 128;   // of L1: a load of a warp takes a turn for every four lines it touches
 inline constexpr int kSectorBytes = 32;  // what memory moves at least
+inline constexpr int kStaticSharedBytes = 2 * 1024;  // of a block, that its kernel declares at most
 inline constexpr int kMaxBlock = 1024;   // threads that CUDA allows a block
 inline constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;  // and blocks, a grid
 
@@ -52,6 +53,10 @@ constexpr int cluster_vectors(int source_bytes, int operands, bool fused) {
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
+// Rows that are held as they were loaded take half the registers.
+constexpr int warp_max_log2_dim(int source_bytes, bool fused) {
+  return kWarpMaxLog2Dim + (holds_raw(source_bytes, fused) ? 1 : 0);
+}
 inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
 
