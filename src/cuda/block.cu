@@ -22,7 +22,7 @@ void launch_block(const Problem& problem, const Plan& plan, const Pointers& poin
   visit_operation(problem, [&]<typename Operation>() {
     constexpr int kBytes = sizeof(typename Operation::Source), kOperandsHeld = kHeldOperands<Operation>;
     constexpr int kVectors = tuning::held_vectors(kBytes, kOperandsHeld);
-    constexpr int kMost = tuning::cluster_vectors(kBytes, kOperandsHeld, Operation::kFused);
+    constexpr int kMost = tuning::most_held_vectors(kBytes, kOperandsHeld, Operation::kFused);
     const auto kernel = plan.items <= kVectors ? block_row<Operation, kVectors> : block_row<Operation, kMost>;
     launch_grid(kernel, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
   });

@@ -44,10 +44,8 @@ struct ClusterExchange {
   }
 };
 
-template <typename Operation>
+template <typename Operation, int kVectors>
 __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
-  constexpr int kVectors = 
-      tuning::cluster_vectors(sizeof(typename Operation::Source), kHeldOperands<Operation>, Operation::kFused);
   __shared__ Meeting<typename Operation::State> meeting;
   const std::int64_t block = arguments.first_block + blockIdx.x;
   const int blocks = cluster_size(), rank = static_cast<int>(block % blocks);
@@ -62,13 +60,17 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
 
 int compiled_compute_capability() {
   cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, cluster_row<Forward<false, float, float>>), "cudaFuncGetAttributes");
+  check(cudaFuncGetAttributes(&attributes, cluster_row<Forward<false, float, float>, 8>), "cudaFuncGetAttributes");
   return attributes.ptxVersion;
 }
 
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    launch_grid(cluster_row<Operation>, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
+    constexpr int kBytes = sizeof(typename Operation::Source), kOperandsHeld = kHeldOperands<Operation>;
+    constexpr int kVectors = tuning::held_vectors(kBytes, kOperandsHeld);
+    constexpr int kMost = tuning::most_held_vectors(kBytes, kOperandsHeld, Operation::kFused);
+    const auto kernel = plan.items <= kVectors ? cluster_row<Operation, kVectors> : cluster_row<Operation, kMost>;
+    launch_grid(kernel, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
   });
 }
 

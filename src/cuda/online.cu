@@ -1,7 +1,8 @@
 // Online and split regimes: contiguous rows wider than a block, or a cluster, holds.
 // Online: a block reads its row twice, first for the state (the online softmax), then to write, from the row's end,
 // which L2 still has. Split: plan.splits blocks a row do the same with a part each, in two launches; the states of the
-// parts pass through the workspace, and every block combines those of its row, in the same order.
+// parts pass through the workspace, and every block combines those of its row, in the same order. The second launch
+// begins before the first has ended, and loads meanwhile.
 // Rows may have more than 2^31 elements. Exponentials are computed twice, so that 16-bit rows are bound by those.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
@@ -17,18 +18,20 @@ struct OnlineArguments : RowArguments<Operation> {
 };
 
 template <typename Operation>
-__global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineArguments<Operation> arguments) {
+__global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
+    online_row(const OnlineArguments<Operation> arguments) {
   using RowOf = Row<Operation, std::int64_t>;
   using State = typename Operation::State;
   using Term = typename Operation::Term;
-  constexpr int kVector = RowOf::kVector, kUnroll = tuning::kOnlineVectors;
+  constexpr int kVector = RowOf::kVector, kUnroll = tuning::kOnlineVectors / kHeldOperands<Operation>;
+  using Raws = typename RowOf::Raw[kUnroll];
   __shared__ Shared<State, kWarp> warps;
   __shared__ Shared<State, 1> whole;
 
-  await_kernel_before();
-  let_next_kernel_begin();
+  // the launch before that of Phase::write is that of the statistics, which began after all that the source waits for
+  if (arguments.phase != Phase::write) await_kernel_before();
   const std::int64_t block = arguments.first_block + blockIdx.x;
-  const std::int64_t index = block / arguments.splits, split = block - index * arguments.splits;
+  const std::int64_t index = quotient(block, arguments.splits), split = block - index * arguments.splits;
   const RowOf row(arguments, index);
   const work::Part part =
       work::part_of(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits);
@@ -37,20 +40,35 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineA
   const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kVector;
   const auto first_of = [&](std::int64_t base) { return (base + threadIdx.x) * kVector - row.phase(); };
   const std::int64_t end = part.end * kVector - row.phase();
+  const auto load = [&](std::int64_t base, Raws& raw) { row.load(first_of(base), stride, end, raw); };
 
   State state;
   if (arguments.phase != Phase::write) {
-    const std::int64_t reached = work::vectors_in_row(row.reach(), kVector, row.phase());
-    for (std::int64_t base = part.begin; base < min(part.end, reached); base += step) {
-      typename RowOf::Raw raw[kUnroll];
-      row.load(first_of(base), stride, end, raw);
-      Term terms[kUnroll * kVector];
+    let_next_kernel_begin();
+    const std::int64_t until = min(part.end, work::vectors_in_row(row.reach(), kVector, row.phase()));
+    Raws raw, next;  // which is under way meanwhile
+    if (part.begin < until) load(part.begin, raw);
+    for (std::int64_t base = part.begin; base < until; base += step) {
+      if (base + step < until) load(base + step, next);
+      Term terms[Operation::kFused ? kUnroll * kVector : kVector];
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         const std::int64_t at = first_of(base) + i * stride;
-        row.terms(raw[i], at < end ? at : arguments.dim, terms + i * kVector);
+        row.resolve(raw[i], at < end ? at : arguments.dim);
+        if constexpr (Operation::kFused) row.terms(raw[i], terms + i * kVector);
       }
-      Operation::template accumulate<kUnroll, kVector, kVector>(state, terms);
+      if constexpr (Operation::kFused) {
+        Operation::template accumulate<kUnroll, kVector, kVector>(state, terms);
+      } else {
+        Operation::raise(state, raw);
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) {
+          row.terms(raw[i], terms);
+          Operation::template add<kVector>(state, terms);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) raw[i] = next[i];
     }
     state = combine_warps(Lanes{}.combine(state), warps.get());
   }
@@ -58,7 +76,13 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineA
     if (threadIdx.x == 0) arguments.states[block] = state;
     return;
   }
+
+  const std::int64_t last = part.begin + (part.end - part.begin - 1) / step * step;
+  Raws raw, next;
+  if (part.begin < part.end) load(last, raw);
   if (arguments.phase == Phase::write) {
+    await_kernel_before();
+    let_next_kernel_begin();
     if (threadIdx.x < kWarp) {
       for (std::int64_t i = threadIdx.x; i < arguments.splits; i += kWarp)
         state.combine(arguments.states[index * arguments.splits + i]);
@@ -68,20 +92,19 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) online_row(const OnlineA
     __syncthreads();
     state = *whole.get();
   }
-
   const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
-  const std::int64_t steps = (part.end - part.begin + step - 1) / step;
-  for (std::int64_t i = steps - 1; i >= 0; --i) {
-    const std::int64_t base = part.begin + i * step;
-    typename RowOf::Raw raw[kUnroll];
-    row.load(first_of(base), stride, end, raw);
+  for (std::int64_t base = last; base >= part.begin && base < part.end; base -= step) {
+    if (base > part.begin) load(base - step, next);
 #pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      const std::int64_t at = first_of(base) + j * stride;
-      if (at >= end) continue;
-      Term terms[kVector];
-      row.terms(raw[j], at, terms);
-      row.store(at, [&](int k) { return finish.again(terms[k], raw[j].extras.include(k)); });
+    for (int i = 0; i < kUnroll; ++i) {
+      const std::int64_t at = first_of(base) + i * stride;
+      if (at < end) {
+        Term terms[kVector];
+        row.resolve(raw[i], at);
+        row.terms(raw[i], terms);
+        row.store(at, [&](int k) { return finish.again(terms[k], raw[i].extras.include(k)); });
+      }
+      raw[i] = next[i];
     }
   }
 }

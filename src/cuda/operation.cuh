@@ -88,21 +88,30 @@ struct Forward {
     return state;
   }
 
-  // The same in steps, for terms that will be made again: raise() for all, raise() for the team, add() for all.
-  template <int kTerms>
-  __device__ __forceinline__ static void raise(State& state, const Term* terms) {
+  // The same in steps, for terms that are made anew each time: raise() by all of them, as they were loaded, then add().
+  template <typename Raw, int kVectors, typename Team>
+  __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors], const Team& team) {
+    decltype(raw[0].source) sources[kVectors];
 #pragma unroll
-    for (int k = 0; k < kTerms; ++k) state.max = larger(state.max, terms[k]);
-  }
-  template <typename Team>
-  __device__ __forceinline__ static void raise(State& state, const Team& team) {
-    state.max = team.max(state.max);
+    for (int i = 0; i < kVectors; ++i) sources[i] = raw[i].source;
+    state.max = team.max(larger(state.max, raw[0].source.largest(sources)));
   }
   template <int kTerms>
   __device__ __forceinline__ static void add(State& state, const Term* terms) {
     const Real shift = State::shift(state.max);
 #pragma unroll
     for (int k = 0; k < kTerms; ++k) state.sum += exponential_for<Result>(terms[k] - shift, !kLog);
+  }
+
+  // raise() for the online softmax: of what was loaded since, where add() has been called before.
+  template <typename Raw, int kVectors>
+  __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors]) {
+    decltype(raw[0].source) sources[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) sources[i] = raw[i].source;
+    const Real max = larger(state.max, raw[0].source.largest(sources));
+    state.sum *= State::rescale(state.max, max);
+    state.max = max;
   }
 
   // Adds terms that will be loaded again: the online softmax.
@@ -198,10 +207,10 @@ struct Backward {
     return state;
   }
 
-  template <int kTerms>
-  __device__ __forceinline__ static void raise(State&, const Term*) {}
-  template <typename Team>
-  __device__ __forceinline__ static void raise(State&, const Team&) {}
+  template <typename Raw, typename Team>
+  __device__ __forceinline__ static void raise(State&, const Raw&, const Team&) {}
+  template <typename Raw>
+  __device__ __forceinline__ static void raise(State&, const Raw&) {}
   template <int kTerms>
   __device__ __forceinline__ static void add(State& state, const Term* terms) {
     accumulate<1, kTerms, kTerms>(state, terms);

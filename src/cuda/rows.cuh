@@ -205,7 +205,8 @@ class Row {
   // Elements up to the diagonal.
   __device__ __forceinline__ Index reach() const { return fused_.reach(); }
 
-  // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal.
+  // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal. Of
+  // operations that fuse nothing, elements that are not loaded count for nothing.
   template <int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
     end = end < fused_.reach() ? end : fused_.reach();
@@ -213,11 +214,16 @@ class Row {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         const Index at = first + item * step;
-        if (at >= end) continue;
+        if (at >= end) {
+          raw[item] = nothing();
+          continue;
+        }
         raw[item].source = Vec<Source, kVector>::load(source_ + at);
         if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + at);
       }
     } else {
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) raw[item] = nothing();
 #pragma unroll
       for (int i = 0; i < kVectors * kVector; ++i) {
         const Index at = first + i / kVector * step + i % kVector;
@@ -231,17 +237,26 @@ class Row {
       if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
   }
 
-  __device__ __forceinline__ void terms(Raw& raw, Index first, Term* terms) const {
-    if (first < dim_) fused_.resolve(first, raw.extras);
+  // Once for each vector, before terms(): what is fused is looked at, elements of other rows come to nothing.
+  __device__ __forceinline__ void resolve(Raw& raw, Index first) const {
+    if constexpr (Operation::kFused) {
+      if (first < dim_) fused_.resolve(first, raw.extras);
+    } else {
+      if (!ragged_ || first >= dim_ || whole(first)) return;
+      const Raw none = nothing();
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        if (inside(first + k)) continue;
+        raw.source.set(k, none.source.widened(0));
+        if constexpr (kBackward) raw.grad.set(k, 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void terms(const Raw& raw, Term* terms) const {
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
       terms[k] = fused_.term(raw.extras, raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0, k);
-    if constexpr (!Operation::kFused) {
-      if (whole(first)) return;
-#pragma unroll
-      for (int k = 0; k < kVector; ++k)
-        if (!inside(first + k)) terms[k] = Operation::nothing();
-    }
   }
 
   template <typename Values>
@@ -258,6 +273,18 @@ class Row {
   }
 
  private:
+  __device__ __forceinline__ static Raw nothing() {
+    Raw raw;
+    if constexpr (Operation::kFused) return raw;
+    if constexpr (kBackward) {
+      raw.source = Vec<Source, kVector>::filled(Operation::nothing().output);
+      raw.grad = Vec<Source, kVector>::filled(Operation::nothing().grad);
+    } else {
+      raw.source = Vec<Source, kVector>::filled(Operation::nothing());
+    }
+    return raw;
+  }
+
   // Whether all elements of a vector that begins in the row, or before it, belong to it.
   __device__ __forceinline__ bool whole(Index first) const {
     if (!ragged_) return first < dim_;
@@ -311,34 +338,31 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
     if (r >= turns) break;
     const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
     Term terms[kRaw ? kVector : kVectors * kVector];
-    const auto terms_of = [&](int item) {
-      Term* const of_item = terms + (kRaw ? 0 : item * kVector);
-      row[r].terms(raw[r][item], first + item * step, of_item);
-      return of_item;
-    };
+#pragma unroll
+    for (int item = 0; item < kVectors; ++item) {
+      if (item >= arguments.live) break;
+      row[r].resolve(raw[r][item], first + item * step);
+      if constexpr (!kRaw) row[r].terms(raw[r][item], terms + item * kVector);
+    }
     typename Operation::State held;
     if constexpr (kRaw) {
-#pragma unroll
-      for (int item = 0; item < kVectors; ++item)
-        if (item < arguments.live) Operation::template raise<kVector>(held, terms_of(item));
-      Operation::raise(held, team);
-#pragma unroll
-      for (int item = 0; item < kVectors; ++item)
-        if (item < arguments.live) Operation::template add<kVector>(held, terms_of(item));
-      held.sum = team.sum(held.sum);
-    } else {
+      Operation::raise(held, raw[r], team);
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         if (item >= arguments.live) break;
-        terms_of(item);
+        row[r].terms(raw[r][item], terms);
+        Operation::template add<kVector>(held, terms);
       }
+      held.sum = team.sum(held.sum);
+    } else {
       held = Operation::template reduce<kVectors, kVector, kVector>(terms, arguments.live, team);
     }
     const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
 #pragma unroll
     for (int item = 0; item < kVectors; ++item) {
       if (item >= arguments.live) break;
-      const Term* const of_item = kRaw ? terms_of(item) : terms + item * kVector;
+      if constexpr (kRaw) row[r].terms(raw[r][item], terms);
+      const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
       row[r].store(first + item * step, [&](int k) {
         const bool included = raw[r][item].extras.include(k);
         return kRaw ? finish.again(of_item[k], included) : finish(of_item[k], included);

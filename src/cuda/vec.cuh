@@ -109,6 +109,32 @@ struct Vec {
       return __ushort_as_bfloat16(bits);
   }
 
+  __device__ __forceinline__ static Vec filled(Accumulator<T> value) {
+    return narrowed([&](int) { return value; });
+  }
+
+  // The largest of the elements; of a NaN and a number, the number. 16-bit elements are compared in pairs.
+  template <int kVecs>
+  __device__ __forceinline__ static Accumulator<T> largest(const Vec (&vecs)[kVecs]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if constexpr (kPaired) {
+      using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+      Pair most = reinterpret_cast<const Pair&>(vecs[0].words[0]);
+#pragma unroll
+      for (int i = 1; i < kVecs * kBytes / 4; ++i)
+        most = __hmax2(most, reinterpret_cast<const Pair&>(vecs[i / (kBytes / 4)].words[i % (kBytes / 4)]));
+      return fmaxf(widen(most.x), widen(most.y));
+    }
+#endif
+    Accumulator<T> most = vecs[0].widened(0);
+#pragma unroll
+    for (int i = 1; i < kVecs * N; ++i) {
+      const Accumulator<T> x = vecs[i / N].widened(i % N);
+      most = sizeof(T) == 8 ? Accumulator<T>(fmax(most, x)) : Accumulator<T>(fmaxf(float(most), float(x)));
+    }
+    return most;
+  }
+
   // Element k from memory; the others keep their values.
   __device__ __forceinline__ void insert(int k, const T* from) {
     if constexpr (sizeof(T) == 2) {
@@ -119,6 +145,11 @@ struct Vec {
       for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i)
         words[k * (sizeof(T) / 4) + i] = reinterpret_cast<const unsigned*>(from)[i];
     }
+  }
+
+  __device__ __forceinline__ void set(int k, Accumulator<T> value) {
+    const T element = narrow<T>(value);
+    insert(k, &element);
   }
 
   // Element k to memory.

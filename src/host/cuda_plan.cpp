@@ -33,7 +33,7 @@ struct Rows {
   std::int64_t vectors;  // that cover the longest row, wherever it starts
   bool aligned;          // every row starts on 16 bytes
   int held;              // vectors that a thread of the block regime holds
-  int held_by_cluster;   // and one of the cluster regime
+  int most_held;   // and one of the cluster regime
   int state_bytes;
 };
 
@@ -53,7 +53,7 @@ Rows rows_of(const Problem& problem) {
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
   rows.held = tuning::held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any));
-  rows.held_by_cluster = tuning::cluster_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any),
+  rows.most_held = tuning::most_held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any),
                                                  problem.fused.any);
   rows.state_bytes = state_bytes(problem);
   return rows;
@@ -159,8 +159,8 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
 
 Offer offer_block(const Rows& rows, std::int64_t most_threads) {
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
-  const bool raw = (rows.dim % rows.vector != 0 || !rows.aligned || getenv("NDS_RAW")) && !getenv("NDS_NORAW");
-  const std::int64_t threads = divide_up(divide_up(rows.vectors, raw ? rows.held_by_cluster : rows.held), kWarp) * kWarp;
+  const bool raw = rows.dim % rows.vector != 0 || !rows.aligned ? !getenv("NDS_NORAW") : !!getenv("NDS_RAW");
+  const std::int64_t threads = divide_up(divide_up(rows.vectors, raw ? rows.most_held : rows.held), kWarp) * kWarp;
   if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
@@ -171,32 +171,34 @@ Offer offer_block(const Rows& rows, std::int64_t most_threads) {
 
 // Threads, in whole warps, of each of `blocks` blocks that together hold a row.
 std::int64_t threads_to_hold(const Rows& rows, int blocks) {
-  return divide_up(divide_up(rows.vectors, static_cast<std::int64_t>(rows.held_by_cluster) * blocks), kWarp) * kWarp;
+  return divide_up(divide_up(rows.vectors, static_cast<std::int64_t>(rows.most_held) * blocks), kWarp) * kWarp;
 }
 
-// Vectors that a multiprocessor holds in blocks of clusters of this size; of a single block, which loads and stores in
-// turns, fewer count.
+// Vectors that a multiprocessor holds in blocks of clusters of this size; a single block, which loads and stores in
+// turns, counts for half.
 std::int64_t resident_vectors(const Rows& rows, int cluster) {
   const std::int64_t threads = threads_to_hold(rows, cluster);
-  if (threads > tuning::kMaxBlock) return 0;
+  if (threads > tuning::kMaxBlock || threads < tuning::kClusterLeastThreads) return 0;
   const std::int64_t blocks = tuning::kMaxBlock / threads, vectors = blocks * divide_up(rows.vectors, cluster);
-  return blocks == 1 ? vectors / 2 : blocks == 2 ? vectors * 7 / 8 : vectors;
+  return blocks == 1 ? vectors / 2 : vectors;
 }
 
 Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
   Plan plan;
   const std::int64_t room = device.multiprocessors / rows.count;
+  plan.cluster = 2;
   if (room >= 2) {  // few rows: as many blocks a row as the GPU has room for, and as many threads as find work
-    plan.cluster = static_cast<int>(std::min<std::int64_t>(room, architecture.max_cluster));
-    const std::int64_t threads = divide_up(divide_up(rows.vectors, plan.cluster * std::int64_t{2}), kWarp) * kWarp;
-    plan.block = static_cast<int>(std::clamp<std::int64_t>(threads, threads_to_hold(rows, plan.cluster), tuning::kMaxBlock));
+    while (plan.cluster < architecture.max_cluster && (plan.cluster * 2 <= room || threads_to_hold(rows, plan.cluster) > architecture.cluster_threads)) plan.cluster *= 2;
+    const std::int64_t useful = divide_up(divide_up(rows.vectors, plan.cluster * std::int64_t{2}), kWarp) * kWarp;
+    plan.block = static_cast<int>(std::max(threads_to_hold(rows, plan.cluster), std::min<std::int64_t>(useful, tuning::kMaxBlock / 2)));
   } else {  // the smallest cluster that fills the registers well
     std::int64_t most = 0;
     for (int cluster = 2; cluster <= architecture.max_cluster; ++cluster)
       most = std::max(most, resident_vectors(rows, cluster));
-    plan.cluster = 2;
-    while (plan.cluster < architecture.max_cluster && resident_vectors(rows, plan.cluster) < most * (getenv("NDS_FILL") ? atoi(getenv("NDS_FILL")) : 95) / 100) ++plan.cluster;
+    while (plan.cluster < architecture.max_cluster &&
+           100 * resident_vectors(rows, plan.cluster) < tuning::kClusterFill * most)
+      ++plan.cluster;
     plan.block = static_cast<int>(threads_to_hold(rows, plan.cluster));
   }
   if (threads_to_hold(rows, plan.cluster) > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
@@ -221,7 +223,7 @@ Offer offer_online(const Rows& rows) {
 
 Offer offer_split(const Rows& rows, const Device& device) {
   Plan plan = offer_online(rows).plan.value();
-  const std::int64_t room = device.multiprocessors * tuning::kSplitBlocks;
+  const std::int64_t room = device.multiprocessors * tuning::kOnlineBlocks;
   const std::int64_t useful = divide_up(rows.vectors, plan.block * tuning::kSplitMinVectors);
   plan.regime = Regime::split;
   plan.splits = std::clamp<std::int64_t>(room / rows.count, 1, useful);
@@ -532,7 +534,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
     if (const Offer block = offer_block(rows, few ? 0 : most); block.plan) return *block.plan;
     const char* c = getenv("NDS_CLUSTER");  // TUNING
-    const std::int64_t room = c ? atoi(c) : (std::int64_t{1} << 21);
+    const std::int64_t room = c ? atoi(c) : (std::int64_t{1} << 20);
     if (few && rows.vectors * 16 > room) return *offer_split(rows, device).plan;
     if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
   } else if (const Offer block = offer_block(rows, architecture.block_threads); block.plan) {

@@ -44,7 +44,7 @@ constexpr int held_vectors(int source_bytes, int operands) {
 }
 
 // The same of a part of a cluster's row, which is as wide as can be.
-constexpr int cluster_vectors(int source_bytes, int operands, bool fused) {
+constexpr int most_held_vectors(int source_bytes, int operands, bool fused) {
   return holds_raw(source_bytes, fused) ? kHeldRegisters * 4 / kVectorBytes / operands
                                         : held_vectors(source_bytes, operands);
 }
@@ -159,6 +159,9 @@ inline constexpr std::array kArchitectures{
     Architecture{.from_compute_capability = 0, .block_threads = kMaxBlock, .cluster_threads = 0, .max_cluster = 1},
 };
 
+inline constexpr int kClusterLeastThreads = 96;  // of a block: smaller ones spend their time on meeting
+inline constexpr int kClusterFill = 88;          // per cent of what the best size keeps resident: rather small clusters
+
 constexpr const Architecture& architecture(int compute_capability) {
   for (const Architecture& entry : kArchitectures)
     if (compute_capability >= entry.from_compute_capability) return entry;
@@ -169,9 +172,9 @@ inline constexpr int kOverlapFrom = 90;  // compute capability that can start a 
 
 // ---- online and split ---------------------------------------------------------------------------------------------
 
-inline constexpr int kOnlineBlock = 512;
-inline constexpr int kOnlineVectors = 4;              // loads in flight a thread, as in the warp regime
-inline constexpr int kSplitBlocks = 4;                // of a split grid, a multiprocessor
+inline constexpr int kOnlineBlock = 256;
+inline constexpr int kOnlineBlocks = 3;               // a multiprocessor: 80 registers a thread; and of a split grid
+inline constexpr int kOnlineVectors = 4;              // of all operands, that a thread works on while as many arrive
 inline constexpr std::int64_t kFewRowsMinDim = 4096;  // narrower rows are latency, however many blocks share them
 // vectors that a thread of a split row has at least: less is launch latency
 inline constexpr std::int64_t kSplitMinVectors = 4;
