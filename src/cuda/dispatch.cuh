@@ -116,6 +116,7 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.dim = problem.dim.size;
   arguments.live = plan.items;
   arguments.lanes = plan.threads_per_row;
+  arguments.apart = plan.run;
   arguments.rows_per_block = plan.rows_per_block;
   arguments.ragged = plan.ragged;
   arguments.outer = decltype(arguments.outer)(problem.outer);

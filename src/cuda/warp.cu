@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   const int dim = static_cast<int>(arguments.dim), step = arguments.lanes * kWord;
   const Staged<Operation> staged(arguments, dim);
   const unsigned lanes = arguments.lanes, teams = tuning::kWarpBlock / lanes;
-  const int team = static_cast<int>(threadIdx.x / lanes), lane = static_cast<int>(threadIdx.x % lanes);
+  const int team = work::staged_row(static_cast<int>(threadIdx.x / lanes), static_cast<int>(teams), arguments.apart);
+  const int lane = static_cast<int>(threadIdx.x % lanes);
   for (int turn = 0; turn < staged.rows; turn += static_cast<int>(teams)) {
     const int row = turn + team, start = row * dim;
     const bool exists = row < staged.rows;

@@ -61,7 +61,7 @@ void walk_staged_rows(const Problem& problem, const Plan& plan, Counts& counts) 
     for (int turn = 0; turn < plan.rows_per_block; turn += teams)
       for (int thread = 0; thread < plan.block; ++thread)
         for (int item = 0; item < plan.items; ++item) {
-          const int row = turn + thread / plan.threads_per_row;
+          const int row = turn + work::staged_row(thread / plan.threads_per_row, teams, plan.run);
           const auto phase = static_cast<int>(row * problem.dim.size % plan.vector);
           counts.row_elements(block * plan.rows_per_block + row,
                               work::first_element<std::int64_t>(item, plan.threads_per_row,

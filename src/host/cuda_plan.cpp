@@ -3,7 +3,6 @@
 #include "host/cuda_plan.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <bit>
 #include <stdexcept>
 #include <string>
@@ -32,6 +31,7 @@ struct Rows {
   int vector;            // elements of 16 bytes
   std::int64_t vectors;  // that cover the longest row, wherever it starts
   bool aligned;          // every row starts on 16 bytes
+  bool ragged() const { return !aligned || dim % vector != 0; }
   int held;              // vectors that a thread of the block regime holds
   int most_held;   // and one of the cluster regime
   int state_bytes;
@@ -108,6 +108,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   } else {
     plan.vector = tuning::staged_word(source);
     plan.threads_per_row = tuning::staged_lanes(dim, source, problem.fused.any);
+    plan.run = tuning::staged_apart(dim, plan.vector, plan.threads_per_row);
     plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row * plan.vector));
     unit = std::max(tuning::kWarpBlock / plan.threads_per_row,
                     tuning::rows_of_whole_vectors(dim, std::min(source, result)));
@@ -134,7 +135,7 @@ Plan row_plan(Regime regime, const Rows& rows, std::int64_t threads_per_row) {
   Plan plan;
   plan.regime = regime;
   plan.vector = rows.vector;
-  plan.ragged = !rows.aligned || rows.dim % rows.vector != 0;
+  plan.ragged = rows.ragged();
   plan.items = static_cast<int>(divide_up(rows.vectors, threads_per_row));
   plan.threads_per_row = static_cast<int>(threads_per_row);
   return plan;
@@ -159,8 +160,8 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
 
 Offer offer_block(const Rows& rows, std::int64_t most_threads) {
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
-  const bool raw = rows.dim % rows.vector != 0 || !rows.aligned ? !getenv("NDS_NORAW") : !!getenv("NDS_RAW");
-  const std::int64_t threads = divide_up(divide_up(rows.vectors, raw ? rows.most_held : rows.held), kWarp) * kWarp;
+  const int held = rows.ragged() ? rows.most_held : rows.held;
+  const std::int64_t threads = divide_up(divide_up(rows.vectors, held), kWarp) * kWarp;
   if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
@@ -174,34 +175,40 @@ std::int64_t threads_to_hold(const Rows& rows, int blocks) {
   return divide_up(divide_up(rows.vectors, static_cast<std::int64_t>(rows.most_held) * blocks), kWarp) * kWarp;
 }
 
-// Vectors that a multiprocessor holds in blocks of clusters of this size; a single block, which loads and stores in
-// turns, counts for half.
-std::int64_t resident_vectors(const Rows& rows, int cluster) {
+// Rows that the multiprocessors of a GPC hold at once, in clusters of this size, which never lie in two of them.
+// Where a multiprocessor has a single block, which loads and stores in turns, they count for half.
+std::int64_t resident_rows(const Rows& rows, int cluster) {
   const std::int64_t threads = threads_to_hold(rows, cluster);
   if (threads > tuning::kMaxBlock || threads < tuning::kClusterLeastThreads) return 0;
-  const std::int64_t blocks = tuning::kMaxBlock / threads, vectors = blocks * divide_up(rows.vectors, cluster);
-  return blocks == 1 ? vectors / 2 : vectors;
+  const std::int64_t blocks = tuning::kMaxBlock / threads, resident = tuning::kGpc * blocks / cluster;
+  return blocks == 1 ? resident / 2 : resident;
 }
 
 Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
   Plan plan;
-  const std::int64_t room = device.multiprocessors / rows.count;
   plan.cluster = 2;
-  if (room >= 2) {  // few rows: as many blocks a row as the GPU has room for, and as many threads as find work
-    while (plan.cluster < architecture.max_cluster && (plan.cluster * 2 <= room || threads_to_hold(rows, plan.cluster) > architecture.cluster_threads)) plan.cluster *= 2;
-    const std::int64_t useful = divide_up(divide_up(rows.vectors, plan.cluster * std::int64_t{2}), kWarp) * kWarp;
-    plan.block = static_cast<int>(std::max(threads_to_hold(rows, plan.cluster), std::min<std::int64_t>(useful, tuning::kMaxBlock / 2)));
-  } else {  // the smallest cluster that fills the registers well
-    std::int64_t most = 0;
-    for (int cluster = 2; cluster <= architecture.max_cluster; ++cluster)
-      most = std::max(most, resident_vectors(rows, cluster));
+  const std::int64_t room = device.multiprocessors / rows.count;
+  if (room >= 2) {
+    // few rows: as many blocks a row as the GPU has room for, and threads as long as all blocks run at once
     while (plan.cluster < architecture.max_cluster &&
-           100 * resident_vectors(rows, plan.cluster) < tuning::kClusterFill * most)
+           (plan.cluster * 2 <= room || threads_to_hold(rows, plan.cluster) > tuning::kClusterBlock))
+      plan.cluster *= 2;
+    const std::int64_t useful = divide_up(divide_up(rows.vectors, plan.cluster * std::int64_t{2}), kWarp) * kWarp;
+    const std::int64_t blocks = divide_up(rows.count * plan.cluster, device.multiprocessors * 10 / 11);
+    const std::int64_t most = tuning::kMaxBlock / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
+    plan.block = static_cast<int>(std::max(threads_to_hold(rows, plan.cluster), std::min(useful, most)));
+  } else {
+    int best = plan.cluster;  // the smallest that comes close to the most
+    for (int cluster = 2; cluster <= architecture.max_cluster; ++cluster)
+      if (resident_rows(rows, cluster) > resident_rows(rows, best)) best = cluster;
+    while (plan.cluster < architecture.max_cluster &&
+           100 * resident_rows(rows, plan.cluster) < tuning::kClusterFill * resident_rows(rows, best))
       ++plan.cluster;
     plan.block = static_cast<int>(threads_to_hold(rows, plan.cluster));
   }
-  if (threads_to_hold(rows, plan.cluster) > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
+  if (plan.block > tuning::kMaxBlock || threads_to_hold(rows, plan.cluster) > tuning::kMaxBlock)
+    return {{}, "a row is wider than the registers of a cluster"};
   const int cluster = plan.cluster, block = plan.block;
   plan = row_plan(Regime::cluster, rows, std::int64_t{block} * cluster);
   plan.block = block;
@@ -527,15 +534,12 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem);
-  if (const Offer warp = offer_warp(problem, rows, device); warp.plan && !(rows.dim > 1024 && rows.aligned && !getenv("NDS_W11"))) return *warp.plan;
+  if (const Offer warp = offer_warp(problem, rows, device); warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || rows.ragged()))
+    return *warp.plan;
   if (architecture.max_cluster > 1) {
-    const char* e = getenv("NDS_BLOCK");  // TUNING
-    const int most = e ? atoi(e) : architecture.block_threads;
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
-    if (const Offer block = offer_block(rows, few ? 0 : most); block.plan) return *block.plan;
-    const char* c = getenv("NDS_CLUSTER");  // TUNING
-    const std::int64_t room = c ? atoi(c) : (std::int64_t{1} << 20);
-    if (few && rows.vectors * 16 > room) return *offer_split(rows, device).plan;
+    if (const Offer block = offer_block(rows, few ? 0 : architecture.block_threads); block.plan) return *block.plan;
+    if (few && rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes) return *offer_split(rows, device).plan;
     if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
   } else if (const Offer block = offer_block(rows, architecture.block_threads); block.plan) {
     return *block.plan;

@@ -85,15 +85,26 @@ constexpr int staged_items_before(int items, bool fused) {
   return before;
 }
 
+inline constexpr int kStagedBankTurns = 4;  // than which more are worth twice the lanes, and the steps to combine them
+
 // Turns that shared memory takes when each lane of a warp wants its first word: the most words in any of its banks.
-constexpr int bank_turns(int dim, int word, int lanes) {
+constexpr int bank_turns(int dim, int word, int lanes, int apart) {
   std::array<int, kWarp> wanted{};
   int most = 0;
   for (int lane = 0; lane < kWarp; ++lane) {
-    int& bank = wanted[(lane / lanes * dim / word + lane % lanes) % kWarp];
+    int& bank = wanted[(lane / lanes * apart * dim / word + lane % lanes) % kWarp];
     most = ++bank > most ? bank : most;
   }
   return most;
+}
+
+// How far apart the rows of neighbouring teams are: rows a little longer than all banks together meet in a few of them.
+constexpr int staged_apart(int dim, int word, int lanes) {
+  constexpr int kApart = kWarpBlock / kWarp;
+  return bank_turns(dim, word, lanes, kApart) < bank_turns(dim, word, lanes, 1) ? kApart : 1;
+}
+constexpr int staged_bank_turns(int dim, int word, int lanes) {
+  return bank_turns(dim, word, lanes, staged_apart(dim, word, lanes));
 }
 
 // Few lanes a row mean few shuffles, and many words a lane that few are lost to rounding; more share it where that
@@ -102,8 +113,8 @@ constexpr int staged_lanes(int dim, int source_bytes, bool fused) {
   const int word = staged_word(source_bytes), values = kStagedValues / (fused ? 2 : 1);
   int lanes = 1;
   while (lanes < kWarp && lanes * values < (dim + word - 1) / word * word) lanes *= 2;
-  while (lanes < kWarp && bank_turns(dim, word, lanes) > 2 &&
-         bank_turns(dim, word, 2 * lanes) < bank_turns(dim, word, lanes))
+  while (lanes < kWarp && staged_bank_turns(dim, word, lanes) > kStagedBankTurns &&
+         staged_bank_turns(dim, word, 2 * lanes) < staged_bank_turns(dim, word, lanes))
     lanes *= 2;
   return lanes;
 }
@@ -145,7 +156,6 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
 struct Architecture {
   int from_compute_capability;
   int block_threads;    // a block regime's row takes at most so many, where clusters can take over
-  int cluster_threads;  // of each block of a cluster, while max_cluster blocks suffice
   int max_cluster;      // 1: no clusters
 };
 
@@ -154,13 +164,16 @@ struct Architecture {
 // of blocks of 256 threads. 16 blocks is more than portable clusters have (8), and every sm_90 and sm_100 part allows
 // it; sm_120 has 8.
 inline constexpr std::array kArchitectures{
-    Architecture{.from_compute_capability = 120, .block_threads = 512, .cluster_threads = 256, .max_cluster = 8},
-    Architecture{.from_compute_capability = 90, .block_threads = 512, .cluster_threads = 256, .max_cluster = 16},
-    Architecture{.from_compute_capability = 0, .block_threads = kMaxBlock, .cluster_threads = 0, .max_cluster = 1},
+    Architecture{.from_compute_capability = 120, .block_threads = 256, .max_cluster = 8},
+    Architecture{.from_compute_capability = 90, .block_threads = 256, .max_cluster = 16},
+    Architecture{.from_compute_capability = 0, .block_threads = kMaxBlock, .max_cluster = 1},
 };
 
-inline constexpr int kClusterLeastThreads = 96;  // of a block: smaller ones spend their time on meeting
-inline constexpr int kClusterFill = 88;          // per cent of what the best size keeps resident: rather small clusters
+inline constexpr int kGpc = 16;                  // multiprocessors that clusters of a GPC have, at least
+inline constexpr int kClusterBlock = 256;        // threads of a block where rows are few: four blocks a multiprocessor
+inline constexpr int kClusterLeastThreads = 96;  // smaller blocks spend their time on meeting
+inline constexpr int kClusterFill = 88;          // per cent of the rows of the best size: rather smaller clusters
+inline constexpr std::int64_t kClusterFewBytes = 1 << 20;  // of a row alone: wider ones need all multiprocessors
 
 constexpr const Architecture& architecture(int compute_capability) {
   for (const Architecture& entry : kArchitectures)

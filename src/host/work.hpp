@@ -13,6 +13,11 @@ NDSOFTMAX_HOST_DEVICE std::int64_t row(std::int64_t block, int rows_per_block, i
   return block * rows_per_block + static_cast<std::int64_t>(turn) * groups + group;
 }
 
+// Which of the rows of a turn a team of a staged block takes: neighbours take rows that are `apart` from each other.
+NDSOFTMAX_HOST_DEVICE int staged_row(int team, int teams, int apart) {
+  return team % (teams / apart) * apart + team / (teams / apart);
+}
+
 // A row is read as vectors that start at a multiple of their size in memory, `phase` elements before the row or at it.
 // Vector `item` of thread `lane` begins at this element of the row (negative: only its end lies in the row).
 template <typename Index>
