@@ -14,8 +14,9 @@ PROBLEMS = [
     ((13, 21), 1, (None, "block", "cluster")),
     ((9, 100), 1, (None, "strided")),
     ((7, 1000), 1, (None, "block", "online")),
-    ((3, 1025), 1, (None, "cluster", "split", "strided")),
+    ((3, 1025), 1, (None, "warp", "block", "cluster", "split", "strided")),
     ((2, 9000), 1, (None, "block", "cluster", "online", "split")),
+    ((1, 300000), 1, (None, "split")),
     ((2, 19, 64), 1, (None,)),
     ((2, 19, 49), 1, (None,)),
     ((1, 5000, 3), 1, (None,)),
@@ -57,10 +58,14 @@ def main() -> None:
                 x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
                 for fused, included in fusions(x.detach(), dims):
                     for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
-                        y = function(x, dim, result, **fused)
+                        try:
+                            y = function(x, dim, result, **fused)
+                            (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+                        except ValueError as error:  # a regime that does not take this dtype, or not backward
+                            assert regime is not None and "cannot take" in str(error)
+                            continue
                         exact = truth(x.detach(), dims, included, fused, function is ndsoftmax.log_softmax)
                         torch.testing.assert_close(y.detach().double(), exact, rtol=1e-2, atol=1e-2)
-                        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
                         assert grad.isfinite().all()
     print("every kernel ran")
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
-import torch.testing._internal.common_utils  # noqa: F401  loads a Hypothesis profile: ours must come after it
 from hypothesis import settings
 from strategies import DEVICES
+
+with contextlib.suppress(ImportError):  # needs expecttest; loads a Hypothesis profile of its own: ours comes after it
+    import torch.testing._internal.common_utils
 
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=1000, deadline=None)

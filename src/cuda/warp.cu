@@ -113,10 +113,20 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
     Extras<Operation, 1> extras[kItems * kWord];
     Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
     typename Operation::Term terms[kItems * kWord];
+    // What other teams have of a word, they may be writing.
+    const auto take = [&](const Source* row, int item, Vec<Source, kWord>& word) {
+      const int element = first + item * step;
+      if (kWord > 1 && item == 0 && element < 0)
+        word.insert(kWord - 1, row);
+      else if (kWord > 1 && item >= kFull && element + kWord > end)
+        word.insert(0, row + element);
+      else
+        word = Vec<Source, kWord>::load(row + element);
+    };
     const auto load = [&](int item) {
       if (item >= kFull && first + item * step >= end) return;  // what does not exist before has room all the same
-      source[item] = Vec<Source, kWord>::load(staged.source + start + first + item * step);
-      if constexpr (kBackward) grad[item] = Vec<Source, kWord>::load(staged.grad + start + first + item * step);
+      take(staged.source + start, item, source[item]);
+      if constexpr (kBackward) take(staged.grad + start, item, grad[item]);
     };
     const auto make_term = [&](int i) {
       const int item = i / kWord, k = i % kWord;

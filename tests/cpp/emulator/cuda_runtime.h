@@ -18,7 +18,6 @@
 #undef __shared__
 #define __shared__ static thread_local
 #define __launch_bounds__(...)
-#define __grid_constant__
 
 namespace emulator {
 
