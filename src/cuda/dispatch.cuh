@@ -173,6 +173,7 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
 void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+void launch_columns(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 
 }  // namespace ndsoftmax::cuda

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/dispatch.cuh"
+#include "host/cuda_plan.hpp"
 
 namespace ndsoftmax::cuda {
 namespace {
@@ -82,7 +83,9 @@ void launch(const Problem& problem, const Plan& plan, const Device& device, cons
     case Regime::cluster: return launch_cluster(problem, plan, pointers, queue);
     case Regime::online:
     case Regime::split: return launch_online(problem, plan, pointers, queue);
-    case Regime::strided: return launch_strided(problem, plan, pointers, queue);
+    case Regime::strided:
+      return holds_columns(problem, plan) ? launch_columns(problem, plan, pointers, queue)
+                                          : launch_strided(problem, plan, pointers, queue);
   }
 }
 

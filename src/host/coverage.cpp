@@ -1,5 +1,6 @@
 // Walks a CUDA plan on the host: which elements does each thread of the grid write?
 #include <algorithm>
+#include <bit>
 
 #include "host/cuda_plan.hpp"
 #include "host/tuning.hpp"
@@ -93,6 +94,25 @@ void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) 
   }
 }
 
+void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
+  const auto log2 = [](int x) { return std::bit_width(static_cast<unsigned>(x)) - 1; };
+  const int along = plan.threads_per_row / plan.cluster, width = plan.rows_per_block / plan.vector;
+  const std::int64_t vectors = problem.outer.size * problem.inner.size / plan.vector;
+  const std::int64_t rows = (problem.dim.size + plan.cluster - 1) / plan.cluster;
+  const int turns = width / (plan.block / along);
+  for (std::int64_t block = 0; block < plan.grid; ++block)
+    for (int i = 0; i < plan.block * turns; ++i) {
+      const work::TileThread thread = work::column_thread(i, log2(plan.run), log2(along));
+      const std::int64_t vector = block / plan.cluster * width + thread.column, begin = block % plan.cluster * rows;
+      if (vector >= vectors) continue;
+      for (int item = 0; item < plan.items; ++item) {
+        const std::int64_t row = item * along + thread.along;
+        if (row < rows && begin + row < problem.dim.size)
+          counts.columns(vector * plan.vector, plan.vector, begin + row);
+      }
+    }
+}
+
 void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
   const StridedTile tile = strided_tile(problem, plan);
   const int along = plan.threads_per_row / plan.cluster;
@@ -146,7 +166,9 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
     case Regime::online:
     case Regime::split: walk_online_rows(problem, plan, counts); break;
     case Regime::strided:
-      if (plan.passes == 1)
+      if (holds_columns(problem, plan))
+        walk_columns(problem, plan, counts);
+      else if (plan.passes == 1)
         walk_tiles(problem, plan, counts);
       else
         walk_online_tiles(problem, plan, counts);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -319,6 +321,70 @@ bool results_go_back(const Problem& problem) {
 
 int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
 
+// Vectors of columns in registers, of which a thread has every along'th element of dim.
+std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
+                                 const tuning::Architecture& architecture) {
+  const int bytes = size_of(problem.source), operands = sources_of(problem), vector = tuning::kVectorBytes / bytes;
+  if (problem.fused.any || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
+  if (!columns_are_vectors(problem, vector)) return {};
+  const std::int64_t dim = problem.dim.size, strip = problem.inner.size / vector, vectors = problem.outer.size * strip;
+  if (vectors > std::numeric_limits<int>::max() || dim > std::numeric_limits<int>::max()) return {};
+
+  Plan plan;
+  plan.regime = Regime::strided;
+  plan.vector = vector;
+  std::int64_t along = 0;
+  const auto share = [&](int cluster) {
+    plan.cluster = cluster;
+    along = power_of_two_from(divide_up(divide_up(dim, cluster), tuning::columns_vectors(bytes) / operands));
+  };
+  const auto kernel_for = [&](std::int64_t items) -> const tuning::ColumnsKernel& {
+    const bool alone = plan.cluster == 1 && along == 1;
+    return tuning::kColumnsKernels[tuning::columns_kernel(static_cast<int>(items) * operands, alone)];
+  };
+  const auto fits = [&](const tuning::ColumnsShape& shape) {
+    if (shape.cluster > architecture.max_cluster) return false;
+    plan.run = static_cast<int>(std::min<std::int64_t>(shape.segment / tuning::kVectorBytes, power_of_two_from(strip)));
+    share(shape.cluster);
+    const tuning::ColumnsKernel& kernel = kernel_for(divide_up(divide_up(dim, plan.cluster), along));
+    return plan.run * along <= std::min(shape.threads, kernel.max_block);
+  };
+  if (std::none_of(tuning::kColumnsShapes.begin(), tuning::kColumnsShapes.end(), fits)) return {};
+
+  // a warp reads short strips as runs of memory, along dim, or a tile serves them better
+  if (strip * tuning::kVectorBytes < tuning::kColumnsMinStrip) {
+    const Group& dims = problem.dim.groups[0];
+    const bool runs = dims.stride[kResult] == problem.inner.size && slabs_are_runs(problem);
+    if (plan.run != strip || !runs || plan.run * along * tuning::kVectorBytes < tuning::kLineBytes) return {};
+  }
+
+  const auto width = [&] {  // vectors that a block has
+    const int turns = kernel_for(divide_up(divide_up(dim, plan.cluster), along)).turns;
+    return std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along) * turns;
+  };
+  const auto tiles = [&] { return divide_up(vectors, width()); };
+  while (tiles() * plan.cluster < device.multiprocessors && 2 * plan.cluster <= architecture.max_cluster &&
+         dim >= 2 * plan.cluster * std::max(tuning::kColumnsMinRows, vector * tuning::columns_vectors(bytes)))
+    share(2 * plan.cluster);
+  const std::int64_t rows = divide_up(dim, plan.cluster);
+  while (tiles() * plan.cluster < device.multiprocessors && 2 * plan.run * along <= kWarp && 2 * along <= rows)
+    along *= 2;
+
+  plan.block = static_cast<int>(std::max<std::int64_t>(plan.run * along, tuning::kColumnsBlock));
+  plan.items = static_cast<int>(divide_up(rows, along));
+  plan.threads_per_row = static_cast<int>(along * plan.cluster);
+  plan.rows_per_block = static_cast<int>(width() * vector);
+  plan.grid = tiles() * plan.cluster;
+  const std::int64_t teams = along / work::tile_team(plan.run, static_cast<int>(along));
+  if (teams > 1 || plan.cluster > 1)
+    plan.shared_bytes = static_cast<int>(plan.rows_per_block * (1 + teams + (plan.cluster > 1 ? plan.cluster : 0)) *
+                                         state_bytes(problem));
+  plan.why = plan.cluster > 1
+                 ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
+                 : "another dimension runs faster than dim; threads hold vectors of columns in registers";
+  return plan;
+}
+
 // A tile of dim times as many columns as its shared memory holds.
 std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   const int bytes = size_of(problem.source), sources = sources_of(problem);
@@ -422,6 +488,7 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
 }
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+  if (const auto plan = columns_plan(problem, device, architecture)) return *plan;
   if (const auto plan = tile_plan(problem, device, architecture)) return *plan;
   const int bytes = size_of(problem.source);
   Plan plan;

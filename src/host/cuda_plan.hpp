@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "host/tuning.hpp"
 #include "ndsoftmax/plan.hpp"
 
 namespace ndsoftmax {
@@ -37,6 +38,11 @@ struct StridedTile {
   int operand_bytes;  // of shared memory, for the source and for the gradient
 };
 StridedTile strided_tile(const Problem& problem, const Plan& plan);
+
+// Whether a strided plan holds columns in registers, which has its own kernel.
+inline bool holds_columns(const Problem& problem, const Plan& plan) {
+  return plan.passes == 1 && plan.vector * size_of(problem.source) == tuning::kVectorBytes;
+}
 
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced);
 

@@ -194,6 +194,48 @@ inline constexpr std::int64_t kSplitMinVectors = 4;
 
 // ---- strided ------------------------------------------------------------------------------------------------------
 
+// Columns held in registers, where 16 bytes of neighbouring ones are aligned. 16-byte vectors that a thread holds, of
+// all operands: a kernel is compiled for each. 20 are 80 registers, and up to 128 with what else is needed: 512 threads,
+// with up to 160 KiB on a multiprocessor; 24 spill. Fewer let more threads in.
+struct ColumnsKernel {
+  int vectors;
+  int turns;      // so many vectors of columns, of all of dim: one of few elements would leave too little under way
+  int max_block;  // threads
+  int blocks;     // of the largest size, a multiprocessor
+};
+inline constexpr std::array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
+                                            ColumnsKernel{20, 1, 512, 1}};
+constexpr int columns_kernel(int vectors, bool alone) {  // the index of the smallest that suffices
+  int kernel = alone ? 0 : 1;
+  while (kColumnsKernels[kernel].vectors < vectors) ++kernel;
+  return kernel;
+}
+// The exponential of float64 needs many registers of its own.
+constexpr int columns_vectors(int source_bytes) { return source_bytes == 8 ? 10 : 20; }
+constexpr int columns_min_blocks(int kernel, int source_bytes) {
+  const int blocks = kColumnsKernels[kernel].blocks;
+  return source_bytes == 8 && blocks > 2 ? 2 : blocks;
+}
+// Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
+// missing as much as what is there.
+constexpr int columns_together(int items) { return items > 4 && items % 2 == 0 ? 2 : 1; }
+inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
+inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
+inline constexpr int kColumnsMinRows = 64;   // of dim, that a block of a cluster has, where few tiles are spread
+
+// Bytes of neighbouring columns, threads of a block, and blocks that share dim: the first that holds a column is taken.
+// Several blocks on a multiprocessor, of which some load while others exponentiate, are worth more than long segments.
+struct ColumnsShape {
+  int segment, threads, cluster;
+};
+inline constexpr std::array kColumnsShapes{
+    ColumnsShape{kLineBytes, 128, 1},     ColumnsShape{64, 128, 1},
+    ColumnsShape{64, 256, 1},             ColumnsShape{64, 256, 2},
+    ColumnsShape{64, 256, 4},             ColumnsShape{64, 256, 8},
+    ColumnsShape{64, 256, 16},            ColumnsShape{kSectorBytes, 256, 16},
+    ColumnsShape{kSectorBytes, 512, 16},
+};
+
 // A tile lies in shared memory, and what lies there is what is under way: 128 KiB a multiprocessor reach the speed of
 // memory, a third more covers blocks that compute. Narrow tiles of small dims are a block of 128 threads, of which
 // eight are resident (64 registers a thread); a long dim needs more to have segments of memory worth the name, and gets

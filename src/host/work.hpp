@@ -51,6 +51,12 @@ NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, int run, int threads_al
   return {thread / (run * threads_along) * run + thread % run, thread / run % threads_along};
 }
 
+// The same where both are powers of two.
+NDSOFTMAX_HOST_DEVICE TileThread column_thread(int thread, int log2_run, int log2_along) {
+  const int column_in_run = thread & ((1 << log2_run) - 1);
+  return {thread >> (log2_run + log2_along) << log2_run | column_in_run, thread >> log2_run & ((1 << log2_along) - 1)};
+}
+
 // Threads along the same columns that lie in one warp, `run` lanes apart.
 NDSOFTMAX_HOST_DEVICE int tile_team(int run, int threads_along) {
   const int lanes = run < 32 ? 32 / run : 1;

@@ -1,0 +1,445 @@
+// Strided regime, where 16 bytes of neighbouring columns move at once: columns held in registers. A thread has one
+// vector of columns, and of them every along'th element of dim, which it loads straight from memory, all before it uses
+// the first. What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go
+// through, no index and no predicate per element, and a step along dim is one addition.
+//
+// `run` neighbouring lanes read neighbouring vectors, the threads along dim come next: small dims need one, larger ones
+// lanes of a warp, whose states meet by shuffles, then warps, then blocks of a cluster. Each element is read once and
+// written once. Of 16 bits it stays as it was loaded and is exponentiated twice, which takes half of the registers;
+// wider ones are exponentiated in their place. What is missing at the end of dim is held as what counts for nothing.
+// Assumes: nothing fused; outer, dim and inner are one group each; vectors of all operands are aligned.
+#include "cuda/async.cuh"
+#include "cuda/dispatch.cuh"
+#include "host/cuda_plan.hpp"
+
+namespace ndsoftmax::cuda {
+namespace {
+
+template <typename Operation>
+struct ColumnsArguments {
+  using Source = typename Operation::Source;
+
+  const Source* source;
+  const Source* grad;
+  typename Operation::Result* result;
+  std::int64_t first_block;
+  std::int64_t outer_stride[kWhole], dim_stride[kWhole];
+  unsigned vectors;  // of columns
+  unsigned inner;    // of them
+  int dim;
+  int rows;   // of dim, that a block has
+  int items;  // that any thread has of them
+  int log2_run, log2_along, log2_lanes;
+  int cluster;
+};
+
+// The states of the columns of one vector: they move through shared memory 16 bytes at a time.
+template <typename Operation>
+struct alignas(tuning::kVectorBytes) VectorStates {
+  typename Operation::State state[tuning::kVectorBytes / sizeof(typename Operation::Source)];
+};
+
+// Combines the states of warps, and of the blocks of a cluster, along the same columns.
+template <typename Operation>
+class ColumnsExchange {
+ public:
+  using State = typename Operation::State;
+  using States = VectorStates<Operation>;
+
+  __device__ __forceinline__ ColumnsExchange(int width, int teams, int cluster, BulkBarrier& complete)
+      : width_(width),
+        columns_(width * static_cast<int>(tuning::kVectorBytes / sizeof(typename Operation::Source))),
+        teams_(teams),
+        cluster_(cluster),
+        complete_(complete) {
+    if (cluster_ == 1) return;
+    if (threadIdx.x == 0) {
+      complete_.init();
+      BulkBarrier::publish();
+      complete_.expect(columns_ * cluster_ * sizeof(State));
+    }
+    arrive_in_cluster();
+  }
+
+  // Whether a team of lanes has all of its columns.
+  __device__ __forceinline__ bool needless() const { return teams_ == 1 && cluster_ == 1; }
+
+  // From the states of teams of lanes, of which one lane calls with `speaks`.
+  __device__ __forceinline__ States operator()(const States& held, int column, int team, bool speaks) const {
+    auto* const whole = reinterpret_cast<States*>(dynamic_shared_memory());
+    States* const of_teams = whole + width_;
+    if (speaks) of_teams[team * width_ + column] = held;
+    __syncthreads();
+    if (cluster_ == 1) {
+      for (int i = threadIdx.x; i < columns_; i += blockDim.x) whole->state[i] = combined(of_teams->state + i, teams_);
+    } else {
+      State* const of_blocks = (of_teams + width_ * teams_)->state;
+      const int i = threadIdx.x % columns_, mine = blockIdx.x % cluster_;
+      const State block = combined(of_teams->state + i, teams_);
+      await_cluster();  // all have initialized their barriers
+      for (int rank = threadIdx.x / columns_; rank < cluster_; rank += blockDim.x / columns_)
+        complete_.send(block, of_blocks + mine * columns_ + i, rank);
+      complete_.wait(0);
+      if (threadIdx.x < columns_) whole->state[i] = combined(of_blocks + i, cluster_);
+    }
+    __syncthreads();
+    return whole[column];
+  }
+
+ private:
+  __device__ __forceinline__ State combined(const State* of_parts, int parts) const {
+    State state;
+    combine_all(state, parts, [&](int part) { return of_parts[part * columns_]; });
+    return state;
+  }
+
+  int width_, columns_, teams_, cluster_;
+  BulkBarrier& complete_;
+};
+
+// Two neighbouring elements of a word: of a NaN and a number, the number.
+template <typename Source>
+__device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) {
+  using Pair = std::conditional_t<std::is_same_v<Source, __half>, __half2, __nv_bfloat162>;
+  const Pair pair = __hmax2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
+  return reinterpret_cast<const unsigned&>(pair);
+}
+
+// Part of a vector of -inf.
+template <typename Source>
+__device__ __forceinline__ constexpr unsigned least_word(int word) {
+  if constexpr (std::is_same_v<Source, double>) return word % 2 == 0 ? 0 : 0xfff00000u;
+  return std::is_same_v<Source, __half> ? 0xfc00fc00u : std::is_same_v<Source, float> ? 0xff800000u : 0xff80ff80u;
+}
+
+template <typename T>
+__device__ __forceinline__ T* advanced(T* at, std::int64_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const unsigned char, unsigned char>;
+  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(at) + bytes);
+}
+
+// In PTX, because the compiler would rather branch around what is stored as well.
+template <typename T, int N>
+__device__ __forceinline__ void store_if(bool condition, const Vec<T, N>& vector, T* to) {
+#if defined(__CUDACC__)
+  const auto address = __cvta_generic_to_global(to);
+  if constexpr (sizeof(T) * N == 8) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(int{condition}),
+        "l"(address), "r"(vector.words[0]), "r"(vector.words[1])
+        : "memory");
+  } else {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(T)) * N / 16; ++i)
+      asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
+                       int{condition}),
+                   "l"(address + 16 * i), "r"(vector.words[4 * i]), "r"(vector.words[4 * i + 1]),
+                   "r"(vector.words[4 * i + 2]), "r"(vector.words[4 * i + 3])
+                   : "memory");
+  }
+#else
+  if (condition) vector.store(to);
+#endif
+}
+
+template <typename Operation, int kItems>
+class HeldColumns {
+ public:
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  using Real = typename Operation::Real;
+  using Term = typename Operation::Term;
+  using States = VectorStates<Operation>;
+  static constexpr bool kForward = Operation::kDirection == Direction::forward;
+  static constexpr bool kRaw = tuning::holds_raw(sizeof(Source), false);
+  static constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
+  static constexpr int kTogether = tuning::columns_together(kItems);
+
+  struct Finishes {
+    typename Operation::Finish of[kVector];
+  };
+
+  // Issues all loads. Steps are bytes. `whole` items are there in all threads, `mine` in this one, `items` at most.
+  __device__ __forceinline__ void load(const Source* source, std::int64_t source_step, const Source* grad,
+                                       std::int64_t grad_step, int whole, int mine, int items) {
+    mine_ = mine;
+    items_ = items;
+    each([&](int first) {
+      if (first + kTogether <= whole) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          source_[first + i] = Held::load(source);
+          source = advanced(source, source_step);
+          if constexpr (!kForward) grad_[first + i] = Held::load(grad), grad = advanced(grad, grad_step);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          source_[first + i] = nothing();
+          if constexpr (!kForward) grad_[first + i] = nothing();
+          if (first + i >= mine) continue;
+          source_[first + i] = Held::load(source);
+          source = advanced(source, source_step);
+          if constexpr (!kForward) grad_[first + i] = Held::load(grad), grad = advanced(grad, grad_step);
+        }
+      }
+    });
+  }
+
+  // The states of what `lanes` lanes, `step` apart, hold. Exponentiates what is not held raw.
+  __device__ __forceinline__ States reduce(int lanes, int step) {
+    States states;
+    const auto over_lanes = [&](const auto& combine) {
+#pragma unroll 1
+      for (int offset = step; offset < step * lanes; offset *= 2) combine(offset);
+    };
+    if constexpr (kForward && kRaw) {
+      Held most = nothing();
+      each([&](int first) {
+#pragma unroll
+        for (int i = 0; i < kTogether * kWords; ++i)
+          most.words[i % kWords] =
+              larger_pair<Source>(most.words[i % kWords], source_[first + i / kWords].words[i % kWords]);
+      });
+      over_lanes([&](int offset) {
+#pragma unroll
+        for (unsigned& word : most.words) word = larger_pair<Source>(word, __shfl_xor_sync(kAllLanes, word, offset));
+      });
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) states.state[k].max = most.widened(k);
+    } else if constexpr (kForward) {
+      each_terms(
+          [&](int, int k, Term(&terms)[kTogether]) { Operation::template raise<kTogether>(states.state[k], terms); });
+      over_lanes([&](int offset) {
+#pragma unroll
+        for (auto& state : states.state) state.max = larger(state.max, __shfl_xor_sync(kAllLanes, state.max, offset));
+      });
+    }
+    each_terms([&](int first, int k, Term(&terms)[kTogether]) {
+      auto& state = states.state[k];
+      if constexpr (kForward && !kRaw) {
+        state.sum += Operation::template reduce<kTogether, 1, 1>(terms, kTogether, Known{state.max}).sum;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) put(source_[first + i], k, terms[i]);
+      } else {
+        Operation::template add<kTogether>(state, terms);
+      }
+    });
+    over_lanes([&](int offset) {
+#pragma unroll
+      for (auto& state : states.state) state.sum += __shfl_xor_sync(kAllLanes, state.sum, offset);
+    });
+    return states;
+  }
+
+  // Where the threads along dim are these lanes, and where they are more.
+  __device__ __forceinline__ static Finishes finish(const States& rows) {
+    Finishes finish;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) finish.of[k] = Operation::finish(rows.state[k]);
+    return finish;
+  }
+  __device__ __forceinline__ static Finishes finish(const States& held, const States& rows) {
+    Finishes finish = HeldColumns::finish(rows);
+    if constexpr (!kRaw)
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) finish.of[k] = Operation::finish(held.state[k], rows.state[k]);
+    return finish;
+  }
+
+  __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step) const {
+    const auto store = [&](int item) {
+      const auto vector = Vec<Result, kVector>::narrowed(
+          [&](int k) { return kRaw ? finish.of[k].again(term(item, k), true) : finish.of[k](term(item, k), true); });
+      store_if(item < mine_, vector, result);
+      result = advanced(result, step);
+    };
+    each([&](int first) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) store(first + i);
+    });
+  }
+
+ private:
+  using Held = Vec<Source, kVector>;
+  static constexpr int kWords = tuning::kVectorBytes / 4;
+
+  // A team whose maximum is known.
+  struct Known {
+    Real of_team;
+    __device__ __forceinline__ Real max(Real) const { return of_team; }
+    __device__ __forceinline__ Real sum(Real x) const { return x; }
+  };
+
+  // Calls visit(first) for kTogether items at a time.
+  template <typename Visit>
+  __device__ __forceinline__ void each(const Visit& visit) const {
+#pragma unroll
+    for (int first = 0; first < kItems; first += kTogether) {
+      if (first > 0 && first >= items_) break;
+      visit(first);
+    }
+  }
+  // The same with their terms, column by column.
+  template <typename Visit>
+  __device__ __forceinline__ void each_terms(const Visit& visit) const {
+    each([&](int first) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        Term terms[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) terms[i] = term(first + i, k);
+        visit(first, k, terms);
+      }
+    });
+  }
+
+  __device__ __forceinline__ Term term(int item, int k) const {
+    if constexpr (kForward)
+      return Operation::term(source_[item].widened(k), 0);
+    else
+      return Operation::term(source_[item].widened(k), grad_[item].widened(k));
+  }
+
+  __device__ __forceinline__ static void put(Held& vector, int k, float x) { vector.words[k] = __float_as_uint(x); }
+  __device__ __forceinline__ static void put(Held& vector, int k, double x) {
+    vector.words[2 * k] = static_cast<unsigned>(__double2loint(x));
+    vector.words[2 * k + 1] = static_cast<unsigned>(__double2hiint(x));
+  }
+
+  // Backward, a gradient of 0 adds nothing to a sum.
+  __device__ __forceinline__ static Held nothing() {
+    Held held;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) held.words[word] = kForward ? least_word<Source>(word) : 0;
+    return held;
+  }
+
+  Held source_[kItems], grad_[kForward ? 1 : kItems];
+  int mine_, items_;
+};
+
+// Where the vector of columns of a thread is.
+template <typename Operation>
+struct Place {
+  const ColumnsArguments<Operation>& arguments;
+  int row;  // the first of the thread, of dim
+  bool exists;
+  unsigned outer, inner;
+
+  __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, unsigned vector, int row)
+      : arguments(arguments), row(row), exists(vector < arguments.vectors) {
+    if (!exists) vector = arguments.vectors - 1;  // holds what the last one does
+    outer = vector / arguments.inner;
+    inner = vector - outer * arguments.inner;
+  }
+
+  __device__ __forceinline__ std::int64_t offset(int operand) const {
+    constexpr int kVector = tuning::kVectorBytes / sizeof(typename Operation::Source);
+    return outer * arguments.outer_stride[operand] + static_cast<std::int64_t>(inner) * kVector +
+           row * arguments.dim_stride[operand];
+  }
+  // Bytes between elements of dim that a thread has.
+  __device__ __forceinline__ std::int64_t step(int operand) const {
+    const int bytes = operand == kResult ? sizeof(typename Operation::Result) : sizeof(typename Operation::Source);
+    return arguments.dim_stride[operand] * bytes << arguments.log2_along;
+  }
+
+  template <typename Held>
+  __device__ __forceinline__ void load(Held& held, int whole, int mine) const {
+    held.load(arguments.source + offset(kSource), step(kSource), arguments.grad + offset(kGrad), step(kGrad), whole,
+              mine, arguments.items);
+  }
+  template <typename Held>
+  __device__ __forceinline__ void store(const Held& held, const typename Held::Finishes& finish) const {
+    if (exists) held.store(finish, arguments.result + offset(kResult), step(kResult));
+  }
+};
+
+template <typename Operation, int kKernel>
+__global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
+                                  tuning::columns_min_blocks(kKernel, sizeof(typename Operation::Source)))
+    hold_columns(const ColumnsArguments<Operation> arguments) {
+  constexpr int kTurns = tuning::kColumnsKernels[kKernel].turns;
+  using HeldOf = HeldColumns<Operation, tuning::kColumnsKernels[kKernel].vectors / kHeldOperands<Operation>>;
+  using PlaceOf = Place<Operation>;
+
+  if constexpr (kTurns > 1) {  // threads have all of dim
+    await_kernel_before();
+    let_next_kernel_begin();
+    const unsigned tile = static_cast<unsigned>(arguments.first_block) + blockIdx.x;
+    const unsigned first = tile * kTurns * blockDim.x + threadIdx.x;
+    HeldOf held[kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn)
+      PlaceOf(arguments, first + turn * blockDim.x, 0).load(held[turn], arguments.items, arguments.items);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const auto states = held[turn].reduce(1, 1);
+      PlaceOf(arguments, first + turn * blockDim.x, 0).store(held[turn], HeldOf::finish(states));
+    }
+  } else {
+    const int along = 1 << arguments.log2_along, lanes = 1 << arguments.log2_lanes, cluster = arguments.cluster;
+    const unsigned width = blockDim.x >> arguments.log2_along;
+    const auto thread = work::column_thread(threadIdx.x, arguments.log2_run, arguments.log2_along);
+    __shared__ BulkBarrier complete;
+    const ColumnsExchange<Operation> exchange(width, along >> arguments.log2_lanes, cluster, complete);
+    await_kernel_before();
+    let_next_kernel_begin();
+
+    unsigned tile = static_cast<unsigned>(arguments.first_block) + blockIdx.x;
+    int begin = 0;
+    if (cluster > 1) {
+      const unsigned block = tile;
+      tile = block / cluster;
+      begin = static_cast<int>(block - tile * cluster) * arguments.rows;
+    }
+    const PlaceOf place(arguments, tile * width + thread.column, begin + thread.along);
+    const int rows = max(0, min(arguments.rows, arguments.dim - begin));
+    HeldOf held;
+    place.load(held, rows >> arguments.log2_along, (rows - thread.along + along - 1) >> arguments.log2_along);
+    const auto states = held.reduce(lanes, 1 << arguments.log2_run);
+    typename HeldOf::Finishes finish;
+    if (exchange.needless())
+      finish = HeldOf::finish(states);
+    else
+      finish = HeldOf::finish(states, exchange(states, thread.column, thread.along >> arguments.log2_lanes,
+                                               (thread.along & (lanes - 1)) == 0));
+    place.store(held, finish);
+  }
+}
+
+}  // namespace
+
+void launch_columns(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  const int along = plan.threads_per_row / plan.cluster;
+  visit_operation<false>(problem, [&]<typename Operation>() {
+    using Source = typename Operation::Source;
+    constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
+    ColumnsArguments<Operation> arguments{};
+    arguments.source = static_cast<const Source*>(pointers.source);
+    arguments.grad = static_cast<const Source*>(pointers.grad);
+    arguments.result = static_cast<typename Operation::Result*>(pointers.result);
+    const auto log2 = [](int x) { return std::bit_width(static_cast<unsigned>(x)) - 1; };
+    for (const int operand : {kSource, kGrad, kResult}) {
+      arguments.outer_stride[operand] = problem.outer.rank == 0 ? 0 : problem.outer.groups[0].stride[operand];
+      arguments.dim_stride[operand] = problem.dim.rank == 0 ? 0 : problem.dim.groups[0].stride[operand];
+    }
+    arguments.vectors = static_cast<unsigned>(problem.outer.size * problem.inner.size / kVector);
+    arguments.inner = static_cast<unsigned>(problem.inner.size / kVector);
+    arguments.dim = static_cast<int>(problem.dim.size);
+    arguments.rows = static_cast<int>((problem.dim.size + plan.cluster - 1) / plan.cluster);
+    arguments.items = plan.items;
+    arguments.log2_run = log2(plan.run);
+    arguments.log2_along = log2(along);
+    arguments.log2_lanes = log2(work::tile_team(plan.run, along));
+    arguments.cluster = plan.cluster;
+    constexpr int kLast = tuning::columns_kernel(tuning::columns_vectors(sizeof(Source)), false);
+    const bool alone = plan.threads_per_row == 1;
+    visit_int<0, kLast>(tuning::columns_kernel(plan.items * kHeldOperands<Operation>, alone), [&](auto kernel) {
+      launch_grid(hold_columns<Operation, kernel>, arguments, plan, pointers, stream);
+    });
+  });
+}
+
+}  // namespace ndsoftmax::cuda
