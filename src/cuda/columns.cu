@@ -208,8 +208,10 @@ class HeldColumns {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) states.state[k].max = most.widened(k);
     } else if constexpr (kForward) {
-      each_terms(
-          [&](int, int k, Term(&terms)[kTogether]) { Operation::template raise<kTogether>(states.state[k], terms); });
+      each_terms([&](int, int k, Term(&terms)[kTogether]) {
+#pragma unroll
+        for (const Term& term : terms) states.state[k].max = larger(states.state[k].max, term);
+      });
       over_lanes([&](int offset) {
 #pragma unroll
         for (auto& state : states.state) state.max = larger(state.max, __shfl_xor_sync(kAllLanes, state.max, offset));
