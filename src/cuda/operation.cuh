@@ -57,6 +57,7 @@ struct Forward {
   using Term = Real;  // x; once reduced for softmax, exp(x - the team's maximum)
   static constexpr Direction kDirection = Direction::forward;
   static constexpr bool kFused = kFused_;
+  static constexpr bool kReplacesTerms = !kLog;  // reduce() and add() leave exponentials
 
   __device__ __forceinline__ static Term term(Real x, Real) { return x; }
   __device__ __forceinline__ static Term nothing() { return -std::numeric_limits<Real>::infinity(); }
@@ -88,7 +89,7 @@ struct Forward {
     return state;
   }
 
-  // The same in steps, for terms that will be made again: raise() for all, raise() for the team, add() for all.
+  // The same in steps, for terms that come a few at a time: raise() for all, raise() for the team, add() for all.
   template <int kTerms>
   __device__ __forceinline__ static void raise(State& state, const Term* terms) {
 #pragma unroll
@@ -99,10 +100,14 @@ struct Forward {
     state.max = team.max(state.max);
   }
   template <int kTerms>
-  __device__ __forceinline__ static void add(State& state, const Term* terms) {
+  __device__ __forceinline__ static void add(State& state, Term* terms) {
     const Real shift = State::shift(state.max);
 #pragma unroll
-    for (int k = 0; k < kTerms; ++k) state.sum += exponential_for<Result>(terms[k] - shift, !kLog);
+    for (int k = 0; k < kTerms; ++k) {
+      const Real e = exponential_for<Result>(terms[k] - shift, !kLog);
+      state.sum += e;
+      if constexpr (!kLog) terms[k] = e;
+    }
   }
 
   // Adds terms that will be loaded again: the online softmax.
@@ -180,6 +185,7 @@ struct Backward {
   };
   static constexpr Direction kDirection = Direction::backward;
   static constexpr bool kFused = kFused_;
+  static constexpr bool kReplacesTerms = false;
   static constexpr Real kEmpty = kLog ? -std::numeric_limits<Real>::infinity() : 0;  // the output of what is excluded
 
   __device__ __forceinline__ static Term term(Real output, Real grad) { return {output, grad}; }

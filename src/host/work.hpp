@@ -46,9 +46,9 @@ NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, int run, int threads_al
   return {thread / (run * threads_along) * run + thread % run, thread / run % threads_along};
 }
 
-// Threads along the same columns that lie in one warp, `run` lanes apart.
+// Threads along the same columns that lie in one warp, `run` lanes apart: a power of two, or they are not a team.
 NDSOFTMAX_HOST_DEVICE int tile_team(int run, int threads_along) {
-  const int lanes = run < 32 ? 32 / run : 1;
+  const int lanes = run < 32 && 32 % run == 0 ? 32 / run : 1;
   return lanes < threads_along ? lanes : threads_along;
 }
 
