@@ -57,6 +57,7 @@ struct Forward {
   using Term = Real;  // x; once reduced for softmax, exp(x - the team's maximum)
   static constexpr Direction kDirection = Direction::forward;
   static constexpr bool kFused = kFused_;
+  static constexpr bool kReplacesTerms = !kLog;  // reduce() and add() leave exponentials
 
   __device__ __forceinline__ static Term term(Real x, Real) { return x; }
   __device__ __forceinline__ static Term nothing() { return -std::numeric_limits<Real>::infinity(); }
@@ -88,6 +89,12 @@ struct Forward {
     return state;
   }
 
+  // The same in steps, for terms that come a few at a time: raise() for all, raise() for the team, add() for all.
+  template <int kTerms>
+  __device__ __forceinline__ static void raise(State& state, const Term* terms) {
+#pragma unroll
+    for (int k = 0; k < kTerms; ++k) state.max = larger(state.max, terms[k]);
+  }
   // The same in steps, for terms that are made anew each time: raise() by all of them, as they were loaded, then add().
   template <typename Raw, int kVectors, typename Team>
   __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors], const Team& team) {
@@ -97,10 +104,14 @@ struct Forward {
     state.max = team.max(larger(state.max, raw[0].source.largest(sources)));
   }
   template <int kTerms>
-  __device__ __forceinline__ static void add(State& state, const Term* terms) {
+  __device__ __forceinline__ static void add(State& state, Term* terms) {
     const Real shift = State::shift(state.max);
 #pragma unroll
-    for (int k = 0; k < kTerms; ++k) state.sum += exponential_for<Result>(terms[k] - shift, !kLog);
+    for (int k = 0; k < kTerms; ++k) {
+      const Real e = exponential_for<Result>(terms[k] - shift, !kLog);
+      state.sum += e;
+      if constexpr (!kLog) terms[k] = e;
+    }
   }
 
   // raise() for the online softmax: of what was loaded since, where add() has been called before.
@@ -189,6 +200,7 @@ struct Backward {
   };
   static constexpr Direction kDirection = Direction::backward;
   static constexpr bool kFused = kFused_;
+  static constexpr bool kReplacesTerms = false;
   static constexpr Real kEmpty = kLog ? -std::numeric_limits<Real>::infinity() : 0;  // the output of what is excluded
 
   __device__ __forceinline__ static Term term(Real output, Real grad) { return {output, grad}; }

@@ -1,7 +1,9 @@
 // Strided regime: everything whose rows are not runs of neighbouring elements. A column is one softmax. What bounds it
 // is memory, as long as enough of it is under way: so a tile of columns × dim lies in shared memory, which its block
-// fills with asynchronous copies, many blocks to a multiprocessor, and walks twice: for the states of its columns, and
-// for the results, which leave at once. Each element is read once; 16-bit exponentials are computed twice.
+// fills with asynchronous copies, many blocks to a multiprocessor. The other bound is instructions: a multiprocessor
+// has 64 for each 32-bit element, 32 for a 16-bit one, and half of that should do. So words are walked by pointers,
+// without a comparison each: for the maximum, for the sum, and for the results. Exponentials of 32 bits stay in the
+// tile in between; those of 16 bits, which would be rounded, are computed twice. What fuses something walks twice.
 //
 // A strip is the columns that are neighbours in memory. A tile has a part of one, or several; threads take kColumns
 // neighbouring columns each (a word of 16-bit ones) and every threads_along'th element of dim, so that neighbours read
@@ -32,6 +34,7 @@ struct StridedArguments {
   int threads_along;
   int run;
   int cluster;
+  int folded;  // columns of a strip that is folded: half of what its words have; or else 0
   StridedTile tile;
   Phase phase;
   KernelAxis<kOperandsOf<Operation>> dim_axis, outer_axis, inner_axis;
@@ -184,76 +187,114 @@ class TileExchange {
   __device__ __forceinline__ TileExchange(const StridedArguments<Operation>& arguments, int words,
                                           unsigned char* shared, BulkBarrier& complete)
       : thread(work::tile_thread(threadIdx.x, arguments.run, arguments.threads_along)),
+        arguments_(arguments),
         words_(words),
-        cluster_(arguments.cluster),
-        team_{work::tile_team(arguments.run, arguments.threads_along), arguments.run},
-        teams_(arguments.threads_along / team_.lanes),
+        columns_(arguments.folded > 0 ? arguments.folded : words * kColumns),
         whole_(reinterpret_cast<State*>(shared)),
         complete_(complete) {
-    if (cluster_ == 1) return;
+    if (arguments.cluster == 1) return;
     if (threadIdx.x == 0) {
       complete_.init();
       BulkBarrier::publish();
-      complete_.expect(words_ * kColumns * cluster_ * sizeof(State));
+      complete_.expect(columns_ * arguments.cluster * sizeof(State));
     }
     arrive_in_cluster();
   }
 
   // Once for all columns of a tile.
   __device__ __forceinline__ void operator()(State (&state)[kColumns]) const {
-    if (team_.lanes > 1)
+    const int along = arguments_.threads_along, cluster = arguments_.cluster;
+    if (along == 1 && cluster == 1) return;
+    const Lanes team{work::tile_team(arguments_.run, along), arguments_.run};
+    const int teams = along / team.lanes, parts = arguments_.folded > 0 ? 2 * teams : teams;  // states of a column
+    if (team.lanes > 1)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) state[k] = team_.combine(state[k]);
-    if (teams_ == 1 && cluster_ == 1) return;
+      for (int k = 0; k < kColumns; ++k) state[k] = team.combine(state[k]);
+    if (parts == 1 && cluster == 1) return;
 
-    const int column = thread.column * kColumns;
-    State* const of_teams = whole_ + words_ * kColumns;
-    if (thread.column < words_ && thread.along % team_.lanes == 0)
+    // two columns of a folded strip are one
+    const auto column = [&](int k) {
+      const int number = thread.column * kColumns + k;
+      return number < columns_ ? number : number - columns_;
+    };
+    State* const of_teams = whole_ + columns_;
+    if (thread.column < words_ && thread.along % team.lanes == 0)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) of_teams[(column + k) * teams_ + thread.along / team_.lanes] = state[k];
+      for (int k = 0; k < kColumns; ++k) {
+        const int part = thread.along / team.lanes + (thread.column * kColumns + k < columns_ ? 0 : teams);
+        of_teams[column(k) * parts + part] = state[k];
+      }
     __syncthreads();
-    if (cluster_ == 1) {
-      gather(of_teams, teams_, [&](int at, int part, const State& block) {
+    if (cluster == 1) {
+      gather(of_teams, parts, [&](int at, int part, int, const State& block) {
         if (part == 0) whole_[at] = block;
       });
     } else {
-      State* const of_blocks = of_teams + words_ * kColumns * teams_;
-      const int mine = blockIdx.x % cluster_;
+      State* const of_blocks = of_teams + columns_ * parts;
+      const int mine = blockIdx.x % cluster;
       await_cluster();  // all have initialized their barriers
-      gather(of_teams, teams_, [&](int at, int part, const State& block) {
-        for (int rank = part; rank < cluster_; rank += teams_)
-          complete_.send(block, of_blocks + at * cluster_ + mine, rank);
+      gather(of_teams, parts, [&](int at, int part, int lanes, const State& block) {
+        for (int rank = part; rank < cluster; rank += lanes)
+          complete_.send(block, of_blocks + at * cluster + mine, rank);
       });
       complete_.wait(0);
-      gather(of_blocks, cluster_, [&](int at, int part, const State& all) {
+      gather(of_blocks, cluster, [&](int at, int part, int, const State& all) {
         if (part == 0) whole_[at] = all;
       });
     }
     __syncthreads();
     if (thread.column < words_)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) state[k] = whole_[column + k];
+      for (int k = 0; k < kColumns; ++k) state[k] = whole_[column(k)];
   }
 
  private:
-  // Combines `parts` states of each column, neighbours in shared memory; each goes to as many neighbouring lanes.
+  // Combines `parts` states of each column, neighbours in shared memory, by as many lanes, or by the next power of two.
   template <typename Then>
   __device__ __forceinline__ void gather(const State* states, int parts, const Then& then) const {
-    const Lanes lanes{parts, 1};
-    const int count = words_ * kColumns * parts;
-    for (int first = 0; first < count; first += blockDim.x) {
-      const int i = first + threadIdx.x;
-      const State state = lanes.combine(i < count ? states[i] : State{});
-      if (i < count) then(i / parts, i % parts, state);
+    int log2_lanes = 0;
+    while (log2_lanes < 5 && 1 << log2_lanes < parts) ++log2_lanes;
+    const Lanes lanes{1 << log2_lanes, 1};
+    const int part = threadIdx.x & (lanes.lanes - 1);
+    for (int first = 0; first < columns_; first += blockDim.x >> log2_lanes) {
+      const int column = first + (threadIdx.x >> log2_lanes);
+      State state = column < columns_ && part < parts ? states[column * parts + part] : State{};
+      if (column < columns_)
+        for (int i = part + lanes.lanes; i < parts; i += lanes.lanes) state.combine(states[column * parts + i]);
+      state = lanes.combine(state);
+      if (column < columns_) then(column, part, lanes.lanes, state);
     }
   }
 
-  int words_, cluster_;  // words: of all columns
-  Lanes team_;
-  int teams_;
+  const StridedArguments<Operation>& arguments_;
+  int words_, columns_;  // of a turn
   State* whole_;
   BulkBarrier& complete_;
 };
+
+// Calls some(i, count) for count numbers i, i + step, … at once, until all from `first` to `end` are done. No condition
+// stands between those of a call: it would cost more than a copy does.
+template <typename Some>
+__device__ __forceinline__ void in_fours(int first, int end, int step, const Some& some) {
+  int i = first;
+#pragma unroll 1
+  for (; i + 3 * step < end; i += 4 * step) some(i, std::integral_constant<int, 4>{});
+#pragma unroll 1
+  for (; i < end; i += step) some(i, std::integral_constant<int, 1>{});
+}
+
+// A thread's units of as many rows, `step` rows apart.
+template <int kUnit>
+__device__ __forceinline__ void copy_column(unsigned char* to, int pitch, const unsigned char* from,
+                                            std::int64_t stride, int first, int rows, int step) {
+  to += first * pitch, from += first * stride;
+  const int to_step = step * pitch;
+  const std::int64_t from_step = step * stride;
+  in_fours(first, rows, step, [&](int, auto count) {
+#pragma unroll
+    for (int i = 0; i < count; ++i, to += to_step, from += from_step) copy_async<kUnit>(to, from);
+  });
+}
 
 // `rows` rows of `bytes` bytes each, all of which are multiples of kUnit, as are the distances between rows.
 template <int kUnit>
@@ -262,32 +303,25 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, int pitch, const un
   const int units = bytes / kUnit, lanes = min(units, static_cast<int>(blockDim.x));
   const int first = threadIdx.x / lanes, step = blockDim.x / lanes;
   if (first >= step) return;
-  for (int unit = threadIdx.x % lanes; unit < units; unit += lanes) {
-    unsigned char* at = to + first * pitch + unit * kUnit;
-    const unsigned char* source = from + first * stride + unit * kUnit;
-#pragma unroll 4
-    for (int row = first; row < rows; row += step, at += step * pitch, source += step * stride)
-      copy_async<kUnit>(at, source);
-  }
+#pragma unroll 1
+  for (int at = threadIdx.x % lanes * kUnit; at < bytes; at += lanes * kUnit)
+    copy_column<kUnit>(to + at, pitch, from + at, stride, first, rows, step);
 }
 
 // The same for rows of 16-bit elements that begin anywhere: words, and the halves of words at their ends. Distances
 // between rows are even in both memories or odd in both.
 __device__ __forceinline__ void copy_odd_rows(unsigned char* to, int pitch, const unsigned char* from,
                                               std::int64_t stride, int rows, int bytes) {
-  const int units = (bytes + 3) / 4, lanes = min(units, static_cast<int>(blockDim.x));
-  const int first = threadIdx.x / lanes, step = blockDim.x / lanes;
   const auto skipped = [](const unsigned char* row) {
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 4);
   };
-  for (int unit = threadIdx.x % lanes; first < step && unit < units; unit += lanes) {
-#pragma unroll 4
-    for (int row = first; row < rows; row += step) {
-      const unsigned char* const source = from + row * stride;
-      const int at = unit * 4 + skipped(source);
-      if (at + 4 <= bytes) copy_async<4>(to + row * pitch + at, source + at);
-    }
-  }
+  // an even step, so that all rows of a thread begin alike
+  const int units = (bytes + 3) / 4, lanes = min(units, static_cast<int>(blockDim.x / 2));
+  const int first = threadIdx.x / lanes, step = blockDim.x / lanes & ~1;
+  const int skip = skipped(from + first * stride);
+#pragma unroll 1
+  for (int at = threadIdx.x % lanes * 4 + skip; first < step && at + 4 <= bytes; at += lanes * 4)
+    copy_column<4>(to + at, pitch, from + at, stride, first, rows, step);
 #pragma unroll 4
   for (int end = threadIdx.x; end < 2 * rows; end += blockDim.x) {
     const unsigned char* const source = from + end / 2 * stride;
@@ -304,12 +338,21 @@ __device__ __forceinline__ void copy_run(T* to, const T* from, int count, int th
   constexpr int kVector = tuning::kVectorBytes / sizeof(T);
   const int phase = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kVector);
   const int head = min(count, (kVector - phase) % kVector), vectors = (count - head) / kVector;
-#pragma unroll 4
-  for (int vector = thread; vector < vectors; vector += threads)
-    if constexpr (kInto)
-      copy_async<tuning::kVectorBytes>(to + head + vector * kVector, from + head + vector * kVector);
-    else
-      Vec<T, kVector>::load(from + head + vector * kVector).store(to + head + vector * kVector);
+  in_fours(thread, vectors, threads, [&](int vector, auto count) {
+    T* const at = to + (head + vector * kVector);
+    const T* const source = from + (head + vector * kVector);
+    if constexpr (kInto) {
+#pragma unroll
+      for (int i = 0; i < count; ++i)
+        copy_async<tuning::kVectorBytes>(at + i * threads * kVector, source + i * threads * kVector);
+    } else {
+      Vec<T, kVector> values[count];
+#pragma unroll
+      for (int i = 0; i < count; ++i) values[i] = Vec<T, kVector>::load(source + i * threads * kVector);
+#pragma unroll
+      for (int i = 0; i < count; ++i) values[i].store(at + i * threads * kVector);
+    }
+  });
   const int tail = head + vectors * kVector;  // at either end less than a vector, of which 32 threads have one at most
   if (thread < head) to[thread] = from[thread];
   if (tail + thread < count) to[tail + thread] = from[tail + thread];
@@ -320,8 +363,10 @@ template <typename Operation, int kColumns, bool kOneGroup>
 class Tile {
  public:
   using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
   using ColumnsOf = Columns<Operation, kColumns, kOneGroup, int>;
   static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  static constexpr bool kMayGoBack = std::is_same_v<Source, Result> && kOneGroup;
 
   int begin, end;  // of dim
 
@@ -338,6 +383,7 @@ class Tile {
     begin = min(dim, static_cast<int>(block - index * arguments.cluster) * shape.rows);
     end = min(dim, begin + shape.rows);
     const auto first = origin(0);
+    result_ = arguments.result + first.at[kResult];
     phase_[kSource] = phase(arguments.source + first.at[kSource]);
     if constexpr (kBackward) phase_[kGrad] = phase(arguments.grad + first.at[kGrad]);
   }
@@ -378,10 +424,10 @@ class Tile {
 
   // Takes the results out of the tile, into which they went back.
   __device__ __forceinline__ void store() const {
-    if constexpr (std::is_same_v<Source, typename Operation::Result>) {
+    if constexpr (std::is_same_v<Source, Result>) {
       __syncthreads();
-      copy_run<false>(arguments_.result + origin(0).at[kResult], strip<kSource>(0),
-                      strips_ * (end - begin) * arguments_.tile.pitch, threadIdx.x, blockDim.x);
+      copy_run<false>(result_, strip<kSource>(0), strips_ * (end - begin) * arguments_.tile.pitch, threadIdx.x,
+                      blockDim.x);
     }
   }
 
@@ -390,6 +436,14 @@ class Tile {
   __device__ __forceinline__ Source* at(const Word& word) const {
     return strip<kOperand>(word.strip) + word.column;
   }
+
+  // Where the result of an element of dim goes, counted from the block's first. Of one group in dim.
+  __device__ __forceinline__ Result* result(const Word& word, int element) const {
+    const KernelAxis<kOperandsOf<Operation>>& inner = arguments_.inner_axis;
+    Result* const first = word.strip == 0 ? result_ : arguments_.result + origin(word.strip).at[kResult];
+    return first + word.column * inner.groups[max(inner.rank, 1) - 1].stride[kResult] + element * result_step();
+  }
+  __device__ __forceinline__ std::int64_t result_step() const { return arguments_.dim_axis.groups[0].stride[kResult]; }
 
  private:
   using Copy = StridedTile::Copy;
@@ -480,30 +534,240 @@ class Tile {
 
   const StridedArguments<Operation>& arguments_;
   unsigned char* shared_;
+  Result* result_;  // of the first element
   std::int64_t first_strip_, first_column_;
   int strips_, width_;
   int phase_[kWhole];  // bytes from a multiple of what is copied at once
 };
+
+// A thread's words of a tile, `step` elements apart: `count` of them, which all threads have, and perhaps one more. So
+// no element costs a comparison, and all threads of a warp go the same way. For operations that fuse nothing.
+template <typename Operation, int kColumns>
+class PlainWords {
+ public:
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  using State = typename Operation::State;
+  using Term = typename Operation::Term;
+  using Word = Vec<Source, kColumns>;
+  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  // Exponentials take the place of what they were computed from, unless they would be rounded.
+  static constexpr bool kKept = Operation::kReplacesTerms && std::is_same_v<Source, typename Operation::Real>;
+
+  __device__ __forceinline__ PlainWords(Source* source, const Source* grad, int step, int count, bool one_more)
+      : source_(source),
+        to_grad_(kBackward ? static_cast<int>(grad - source) : 0),
+        step_(step),
+        count_(count),
+        one_more_(one_more) {}
+
+  __device__ __forceinline__ void reduce(State (&state)[kColumns]) const {
+    if constexpr (!kBackward)
+      walk([&]<int kCount>(Source* const(&at)[kCount]) {
+        Word word[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) word[i] = Word::load(at[i]);
+#pragma unroll
+        for (int i = 1; i < kCount; ++i) word[0] = word[0].larger(word[i]);
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k) {
+          const Term term = Operation::term(word[0].widened(k), 0);
+          Operation::template raise<1>(state[k], &term);
+        }
+      });
+    walk([&]<int kCount>(Source* const(&at)[kCount]) {
+      Term terms[kColumns][kCount];
+      load(at, terms);
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) Operation::template add<kCount>(state[k], terms[k]);
+      if constexpr (kKept)
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) Word::narrowed([&](int k) { return terms[k][i]; }).store(at[i]);
+    });
+  }
+
+  // Passes the words of results to put(), one by one, with where in the tile they were.
+  template <typename Finish, typename Put>
+  __device__ __forceinline__ void finish(const Finish (&finish)[kColumns], const Put& put) const {
+    walk([&]<int kCount>(Source* const(&at)[kCount]) {
+      Term terms[kColumns][kCount];
+      load(at, terms);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        put(Vec<Result, kColumns>::narrowed(
+                [&](int k) { return kKept ? finish[k](terms[k][i], true) : finish[k].again(terms[k][i], true); }),
+            at[i]);
+    });
+  }
+
+ private:
+  // Calls visit() with the addresses of some words after others.
+  template <typename Visit>
+  __device__ __forceinline__ void walk(const Visit& visit) const {
+    constexpr int kItems = tuning::tile_items(sizeof(Source), false);
+    Source* from = source_;
+    const auto some = [&](auto count) {
+      Source* at[count];
+#pragma unroll
+      for (int i = 0; i < count; ++i, from += step_) at[i] = from;
+      visit(at);
+    };
+#pragma unroll 1
+    for (int left = count_; left >= kItems; left -= kItems) some(std::integral_constant<int, kItems>{});
+    if constexpr (kItems > 4)
+      if (count_ & 4) some(std::integral_constant<int, 4>{});
+    if (count_ & 2) some(std::integral_constant<int, 2>{});
+#pragma unroll 1
+    for (int left = (count_ & 1) + one_more_; left > 0; --left) some(std::integral_constant<int, 1>{});
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void load(Source* const (&at)[kCount], Term (&terms)[kColumns][kCount]) const {
+    Word source[kCount], grad[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      source[i] = Word::load(at[i]);
+      if constexpr (kBackward) grad[i] = Word::load(at[i] + to_grad_);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k)
+        terms[k][i] = Operation::term(source[i].widened(k), kBackward ? grad[i].widened(k) : 0);
+  }
+
+  Source* source_;
+  int to_grad_;  // from a word of the source
+  int step_, count_;
+  bool one_more_;
+};
+
+// One turn of a tile's threads where nothing is fused.
+template <typename Operation, int kColumns, bool kOneGroup, typename TileOf, typename Exchange>
+__device__ __forceinline__ void plain_turn(const StridedArguments<Operation>& arguments, const TileOf& tile,
+                                           const typename TileOf::Word& word, const Exchange& exchange) {
+  using Words = PlainWords<Operation, kColumns>;
+  using Result = typename Operation::Result;
+  const bool exists = tile.has(word);
+  const int along = exchange.thread.along, threads = arguments.threads_along, rows = tile.end - tile.begin;
+  const int pitch = arguments.tile.pitch, count = threads == 1 ? rows : rows / threads;
+  auto* const source = tile.template at<kSource>(word) + along * pitch;
+  const auto* const grad = Words::kBackward ? tile.template at<kGrad>(word) + along * pitch : nullptr;
+  const Words words(source, grad, threads * pitch, count, along < rows - count * threads);
+
+  typename Operation::State state[kColumns], held[kColumns];
+  if (exists) words.reduce(state);
+#pragma unroll
+  for (int k = 0; k < kColumns; ++k) held[k] = state[k];
+  exchange(state);
+  typename Operation::Finish finish[kColumns];
+#pragma unroll
+  for (int k = 0; k < kColumns; ++k)
+    finish[k] = Words::kKept ? Operation::finish(held[k], state[k]) : Operation::finish(state[k]);
+
+  if (!exists) return;
+  if constexpr (TileOf::kMayGoBack)
+    if (arguments.tile.back) return words.finish(finish, [](const auto& result, Result* at) { result.store(at); });
+  if constexpr (kOneGroup) {
+    Result* to = tile.result(word, along);
+    const std::int64_t step = threads * tile.result_step();
+    words.finish(finish, [&](const auto& result, const void*) {
+      result.store(to);
+      to += step;
+    });
+  } else {
+    const auto columns = tile.columns(word, along);
+    int element = tile.begin;
+    words.finish(finish, [&](const auto& result, const void*) {
+      columns.store(element, 0, [&](int k) { return result.widened(k); });
+      element += threads;
+    });
+  }
+}
+
+// And where something is. It is read where it lies, for both walks.
+template <typename Operation, int kColumns, bool kOneGroup, typename TileOf, typename Exchange>
+__device__ __forceinline__ void fused_turn(const StridedArguments<Operation>& arguments, const TileOf& tile,
+                                           const typename TileOf::Word& word, const Exchange& exchange) {
+  using Raw = typename TileOf::ColumnsOf::Raw;
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  using Term = typename Operation::Term;
+  constexpr int kItems = tuning::tile_items(sizeof(Source), true), kFew = kItems / 2;
+  const bool exists = tile.has(word);
+  const auto columns = tile.columns(word, exchange.thread.along);
+  const int along = arguments.threads_along, pitch = arguments.tile.pitch;
+  const int first = (exchange.thread.along - tile.begin) * pitch;
+  Source* const source = tile.template at<kSource>(word) + first;
+  const Source* const grad = TileOf::kBackward ? tile.template at<kGrad>(word) + first : nullptr;
+
+  // Calls visit(base, raw, whole) for the thread's elements of dim, some at a time, all of which are there if `whole`.
+  const auto walk = [&](const auto& visit) {
+    const auto some = [&](int base, auto count, auto whole) {
+      Raw raw[count];
+#pragma unroll
+      for (int i = 0; i < count; ++i)
+        if (whole || columns.has(base, i, tile.end))
+          raw[i] = columns.load(base, i, [&](auto operand, const auto&) {
+            return (operand == kSource ? source : grad) + (base + i * along) * pitch;
+          });
+      visit(base, raw, whole);
+    };
+    int base = tile.begin;
+    for (; base + kItems * along <= tile.end; base += kItems * along)
+      some(base, std::integral_constant<int, kItems>{}, std::true_type{});
+    for (; base < tile.end; base += kFew * along) some(base, std::integral_constant<int, kFew>{}, std::false_type{});
+  };
+
+  typename Operation::State state[kColumns];
+  if (exists)
+    walk([&]<int kCount>(int base, Raw(&raw)[kCount], auto whole) {
+      Term terms[kCount * kColumns];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        columns.terms(raw[i], base, i, whole || columns.has(base, i, tile.end), terms + i * kColumns);
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) Operation::template accumulate<kCount, 1, kColumns>(state[k], terms + k);
+    });
+  exchange(state);
+
+  typename Operation::Finish finish[kColumns];
+#pragma unroll
+  for (int k = 0; k < kColumns; ++k) finish[k] = settled<Operation>(Operation::finish(state[k]), arguments.fusing);
+  // Writes the words of results to to_from(base) and on, `step` apart.
+  const auto write = [&](const auto& to_from, auto step) {
+    walk([&]<int kCount>(int base, Raw(&raw)[kCount], auto whole) {
+      auto to = to_from(base);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i, to += step) {
+        if (!whole && !columns.has(base, i, tile.end)) continue;
+        Term terms[kColumns];
+        columns.terms(raw[i], base, i, true, terms);
+        const auto values = [&](int k) { return finish[k].again(terms[k], raw[i].extras.include(k)); };
+        if constexpr (kOneGroup)
+          Vec<Result, kColumns>::narrowed(values).store(to);
+        else
+          columns.store(base, i, values);
+      }
+    });
+  };
+  if (!exists) return;
+  if (!TileOf::kMayGoBack || !arguments.tile.back)
+    write([&](int base) { return columns.result_from(base); }, columns.result_step());
+  else if constexpr (TileOf::kMayGoBack)
+    write([&](int base) { return source + base * pitch; }, along * pitch);
+}
 
 template <typename Operation, int kColumns, bool kOneGroup>
 __global__ void __launch_bounds__(tuning::kTileMaxBlock,
                                   tuning::tile_min_blocks(sizeof(typename Operation::Source), Operation::kFused))
     tile(const StridedArguments<Operation> arguments) {
   using TileOf = Tile<Operation, kColumns, kOneGroup>;
-  using Raw = typename TileOf::ColumnsOf::Raw;
-  using Source = typename Operation::Source;
-  using Result = typename Operation::Result;
-  using Term = typename Operation::Term;
-  constexpr int kItems = tuning::tile_items(sizeof(Source), Operation::kFused), kFew = kItems / 2;
-
-  constexpr bool kMayGoBack = std::is_same_v<Source, Result> && kOneGroup;
-
   await_kernel_before();
   let_next_kernel_begin();
   const TileOf tile(arguments);
-  const bool back = arguments.tile.back;
-  const int along = arguments.threads_along;
-  const int words = along == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
+  const int words =
+      arguments.threads_along == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
   __shared__ BulkBarrier complete;
   const TileExchange<Operation, kColumns> exchange(
       arguments, words, dynamic_shared_memory() + arguments.tile.operand_bytes * (TileOf::kBackward ? 2 : 1), complete);
@@ -511,72 +775,15 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
   await_copies();
   __syncthreads();
 
+#pragma unroll 1
   for (int turn = 0; turn < arguments.tile.turns; ++turn) {
     const auto word = tile.word(turn * words + exchange.thread.column);
-    const bool exists = tile.has(word);
-    const auto columns = tile.columns(word, exchange.thread.along);
-    const int pitch = arguments.tile.pitch, first = (exchange.thread.along - tile.begin) * pitch;
-    Source* const source = tile.template at<kSource>(word) + first;
-    const Source* const grad = TileOf::kBackward ? tile.template at<kGrad>(word) + first : nullptr;
-
-    // Calls visit(base, raw, whole) for the thread's elements of dim, some at a time, all of which are there if
-    // `whole`.
-    const auto walk = [&](const auto& visit) {
-      const auto some = [&](int base, auto count, auto whole) {
-        Raw raw[count];
-#pragma unroll
-        for (int i = 0; i < count; ++i)
-          if (whole || columns.has(base, i, tile.end))
-            raw[i] = columns.load(base, i, [&](auto operand, const auto&) {
-              return (operand == kSource ? source : grad) + (base + i * along) * pitch;
-            });
-        visit(base, raw, whole);
-      };
-      int base = tile.begin;
-      for (; base + kItems * along <= tile.end; base += kItems * along)
-        some(base, std::integral_constant<int, kItems>{}, std::true_type{});
-      for (; base < tile.end; base += kFew * along) some(base, std::integral_constant<int, kFew>{}, std::false_type{});
-    };
-
-    typename Operation::State state[kColumns];
-    if (exists)
-      walk([&]<int kCount>(int base, Raw(&raw)[kCount], auto whole) {
-        Term terms[kCount * kColumns];
-#pragma unroll
-        for (int i = 0; i < kCount; ++i)
-          columns.terms(raw[i], base, i, whole || columns.has(base, i, tile.end), terms + i * kColumns);
-#pragma unroll
-        for (int k = 0; k < kColumns; ++k) Operation::template accumulate<kCount, 1, kColumns>(state[k], terms + k);
-      });
-    exchange(state);
-
-    typename Operation::Finish finish[kColumns];
-#pragma unroll
-    for (int k = 0; k < kColumns; ++k) finish[k] = settled<Operation>(Operation::finish(state[k]), arguments.fusing);
-    // Writes the words of results to to_from(base) and on, `step` apart.
-    const auto write = [&](const auto& to_from, auto step) {
-      walk([&]<int kCount>(int base, Raw(&raw)[kCount], auto whole) {
-        auto to = to_from(base);
-#pragma unroll
-        for (int i = 0; i < kCount; ++i, to += step) {
-          if (!whole && !columns.has(base, i, tile.end)) continue;
-          Term terms[kColumns];
-          columns.terms(raw[i], base, i, true, terms);
-          const auto values = [&](int k) { return finish[k].again(terms[k], raw[i].extras.include(k)); };
-          if constexpr (kOneGroup)
-            Vec<Result, kColumns>::narrowed(values).store(to);
-          else
-            columns.store(base, i, values);
-        }
-      });
-    };
-    if (!exists) continue;
-    if (!kMayGoBack || !back)
-      write([&](int base) { return columns.result_from(base); }, columns.result_step());
-    else if constexpr (kMayGoBack)
-      write([&](int base) { return source + base * pitch; }, along * pitch);
+    if constexpr (Operation::kFused)
+      fused_turn<Operation, kColumns, kOneGroup>(arguments, tile, word, exchange);
+    else
+      plain_turn<Operation, kColumns, kOneGroup>(arguments, tile, word, exchange);
   }
-  if (kMayGoBack && back) tile.store();
+  if (TileOf::kMayGoBack && arguments.tile.back) tile.store();
 }
 
 template <typename Operation, int kVector, bool kOneGroup>
@@ -598,24 +805,41 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
   const ColumnsOf columns(arguments, column, exchange.thread.along);
   const work::Part part = work::part_of(arguments.dim, split, arguments.splits);
   const std::int64_t step = static_cast<std::int64_t>(arguments.threads_along) * kUnroll;
-  const auto load = [&](std::int64_t base, typename ColumnsOf::Raw(&raw)[kUnroll]) {
+  // Calls visit(base, raw) for the thread's elements from `base` on, `step` altogether: at once, if they are all there.
+  const auto some = [&](std::int64_t base, const auto& visit) {
+    const auto these = [&](std::int64_t first, auto count) {
+      typename ColumnsOf::Raw raw[count];
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i)
-      if (columns.has(base, i, part.end)) raw[i] = columns.load(base, i);
+      for (int i = 0; i < count; ++i) raw[i] = columns.load(first, i);
+      visit(first, raw);
+    };
+    if (base + step <= part.end) return these(base, std::integral_constant<int, kUnroll>{});
+#pragma unroll 1
+    for (; columns.has(base, 0, part.end); base += arguments.threads_along)
+      these(base, std::integral_constant<int, 1>{});
   };
 
   typename Operation::State state[kVector];
   if (arguments.phase != Phase::write) {
-    for (std::int64_t base = part.begin; base < part.end; base += step) {
-      typename ColumnsOf::Raw raw[kUnroll];
-      load(base, raw);
-      Term terms[kUnroll * kVector];
+    for (std::int64_t base = part.begin; base < part.end && columns.exist(); base += step)
+      some(base, [&]<int kCount>(std::int64_t first, typename ColumnsOf::Raw(&raw)[kCount]) {
+        if constexpr (Operation::kFused) {
+          Term terms[kCount * kVector];
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i)
-        columns.terms(raw[i], base, i, columns.has(base, i, part.end), terms + i * kVector);
+          for (int i = 0; i < kCount; ++i) columns.terms(raw[i], first, i, true, terms + i * kVector);
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) Operation::template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
-    }
+          for (int k = 0; k < kVector; ++k) Operation::template accumulate<kCount, 1, kVector>(state[k], terms + k);
+        } else {  // a column after the other, so that only one is not packed
+#pragma unroll
+          for (int k = 0; k < kVector; ++k) {
+            Term terms[kCount];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i)
+              terms[i] = Operation::term(raw[i].source.widened(k), ColumnsOf::kBackward ? raw[i].grad.widened(k) : 0);
+            Operation::template accumulate<kCount, 1, 1>(state[k], terms);
+          }
+        }
+      });
   } else if (columns.exist()) {
     for (std::int64_t i = exchange.thread.along; i < arguments.splits; i += arguments.threads_along)
 #pragma unroll
@@ -635,16 +859,15 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
   for (int k = 0; k < kVector; ++k) finish[k] = settled<Operation>(Operation::finish(state[k]), arguments.fusing);
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {  // backwards: L2 still has the end
-    const std::int64_t base = part.begin + i * step;
-    typename ColumnsOf::Raw raw[kUnroll];
-    load(base, raw);
+    if (!columns.exist()) break;
+    some(part.begin + i * step, [&]<int kCount>(std::int64_t first, typename ColumnsOf::Raw(&raw)[kCount]) {
 #pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      if (!columns.has(base, j, part.end)) continue;
-      Term terms[kVector];
-      columns.terms(raw[j], base, j, true, terms);
-      columns.store(base, j, [&](int k) { return finish[k].again(terms[k], raw[j].extras.include(k)); });
-    }
+      for (int j = 0; j < kCount; ++j) {
+        Term terms[kVector];
+        columns.terms(raw[j], first, j, true, terms);
+        columns.store(first, j, [&](int k) { return finish[k].again(terms[k], raw[j].extras.include(k)); });
+      }
+    });
   }
 }
 
@@ -672,8 +895,10 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
 
 template <typename Operation, int kColumns, bool kOneGroup>
 void launch_tile(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  auto arguments = strided_arguments<Operation, kColumns>(problem, plan, pointers);
-  arguments.tile = strided_tile(problem, plan);
+  const Problem taken = tiled(problem, plan);
+  auto arguments = strided_arguments<Operation, kColumns>(taken, plan, pointers);
+  if (taken.dim.size < problem.dim.size) arguments.folded = static_cast<int>(problem.inner.size);
+  arguments.tile = strided_tile(taken, plan);
   launch_grid(tile<Operation, kColumns, kOneGroup>, arguments, plan, pointers, stream);
 }
 
@@ -694,7 +919,7 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   const bool one_group = problem.dim.rank <= 1;
   visit_operation(problem, [&]<typename Operation>() {
-    constexpr int kVector = tuning::strided_vector(sizeof(typename Operation::Source));
+    constexpr int kVector = tuning::strided_vector(sizeof(typename Operation::Source), Operation::kFused);
     constexpr int kColumns =
         tuning::tile_columns(sizeof(typename Operation::Source), sizeof(typename Operation::Result));
     const auto with = [&](auto launch) { launch(problem, plan, pointers, stream); };

@@ -100,6 +100,27 @@ struct Vec {
       return __uint_as_float(k % 2 == 0 ? words[k / 2] << 16 : words[k / 2] & 0xffff0000u);  // a float's upper half
   }
 
+  // The larger of each two elements; of a NaN and a number, the number.
+  __device__ __forceinline__ Vec larger(const Vec& other) const {
+    Vec vec;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(words) / 4); ++i) {
+      if constexpr (sizeof(T) == 2) {
+        using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+        const Pair most =
+            __hmax2(reinterpret_cast<const Pair&>(words[i]), reinterpret_cast<const Pair&>(other.words[i]));
+        vec.words[i] = reinterpret_cast<const unsigned&>(most);
+      } else if constexpr (sizeof(T) == 4) {
+        vec.words[i] = __float_as_uint(fmaxf(widened(i), other.widened(i)));
+      } else if (i % 2 == 0) {
+        const double most = fmax(widened(i / 2), other.widened(i / 2));
+        vec.words[i] = static_cast<unsigned>(__double2loint(most));
+        vec.words[i + 1] = static_cast<unsigned>(__double2hiint(most));
+      }
+    }
+    return vec;
+  }
+
   // 16-bit elements
   __device__ __forceinline__ T get(int k) const {
     const auto bits = static_cast<unsigned short>(words[k / 2] >> (k % 2 * 16));

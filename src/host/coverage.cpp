@@ -151,7 +151,8 @@ void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts)
 }  // namespace
 
 std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
-  Counts counts(problem);
+  const Problem taken = tiled(problem, plan);
+  Counts counts(taken);
   switch (plan.regime) {
     case Regime::warp:
     case Regime::block:
@@ -169,7 +170,7 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
       if (holds_columns(problem, plan))
         walk_columns(problem, plan, counts);
       else if (plan.passes == 1)
-        walk_tiles(problem, plan, counts);
+        walk_tiles(taken, plan, counts);
       else
         walk_online_tiles(problem, plan, counts);
       break;

@@ -385,8 +385,29 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   return plan;
 }
 
-// A tile of dim times as many columns as its shared memory holds.
-std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+// Whether two elements of dim can be taken for one, of twice as many columns: see tiled().
+bool strips_fold(const Problem& problem) {
+  const std::int64_t strip = strip_of(problem), dim = problem.dim.size;
+  const int bytes = size_of(problem.source);
+  if (problem.fused.any || tuning::tile_columns(bytes, size_of(problem.result)) != 2) return false;
+  if (problem.dim.rank != 1 || problem.inner.rank != 1 || strip % 2 == 0 || dim % 2 != 0) return false;
+  if (strip * bytes > tuning::kTileSlabStripBytes || dim * strip * bytes * sources_of(problem) < tuning::kTileFewBytes)
+    return false;
+  return slabs_are_runs(problem) && problem.inner.groups[0].stride[kResult] == 1 &&
+         problem.dim.groups[0].stride[kResult] == strip;
+}
+
+Problem folded(const Problem& problem) {
+  Problem folded = problem;
+  folded.dim.size /= 2, folded.dim.groups[0].size /= 2;
+  for (std::int64_t& stride : folded.dim.groups[0].stride) stride *= 2;
+  folded.inner.size *= 2, folded.inner.groups[0].size *= 2;
+  return folded;
+}
+
+// A tile of dim times as many columns as its shared memory holds. A folded strip stays whole.
+std::optional<Plan> tile_plan(const Problem& problem, bool folded, const Device& device,
+                              const tuning::Architecture& architecture) {
   const int bytes = size_of(problem.source), sources = sources_of(problem);
   const std::int64_t dim = problem.dim.size, strip = strip_of(problem);
   const std::int64_t all_strips = problem.outer.size * problem.inner.size / strip;
@@ -411,10 +432,26 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
       return;
     }
   };
-  fit(most);
+  // unaligned narrow strips go whole, as runs of memory, to as many blocks as dim needs
+  const bool whole = folded || (slabs_are_runs(problem) && strip * bytes <= tuning::kTileSlabStripBytes &&
+                                alignment_of(problem, strip) < tuning::kVectorBytes);
+  if (whole && (folded || column * strip > target)) {
+    const std::int64_t blocks = std::int64_t{tuning::kTileGrid} / 2 * device.multiprocessors;
+    const auto bytes_of_block = [&] { return divide_up(dim, cluster) * strip * bytes * sources; };
+    const auto more = [&] {
+      return 2 * cluster <= architecture.max_cluster && dim >= 2 * cluster * tuning::kTileMinRows;
+    };
+    cluster = 1;
+    while (more() && bytes_of_block() > tuning::kTileSmallBytes) cluster *= 2;
+    while (more() && all_strips * cluster < blocks && bytes_of_block() >= 2 * tuning::kTileLeastBytes) cluster *= 2;
+    if (bytes_of_block() > most) cluster = 0;
+    width = strip;
+  }
+  if (cluster == 0 && folded) return {};
+  if (cluster == 0) fit(most);
   if (cluster == 0) fit(std::min<std::int64_t>(tuning::kTileLastBytes, most_shared - tuning::kTileMeetingBytes));
   if (cluster == 0) return {};
-  if (cluster == 1 && column * width < target) {
+  if (!folded && cluster == 1 && column * width < target) {
     const std::int64_t columns = target / column;
     if (columns >= strip) {
       width = strip;
@@ -427,9 +464,12 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
     }
     // rather more blocks, as long as they are worth one
     const std::int64_t enough = std::int64_t{tuning::kTileGrid} * device.multiprocessors;
-    while (strips > 1 && strips * strip * column > tuning::kTileLeastBytes && divide_up(all_strips, strips) < enough)
+    const bool resident = all_strips * strip * column <= tuning::kTileResidentBytes * device.multiprocessors;
+    const std::int64_t least = resident ? tuning::kTileFewBytes : tuning::kTileLeastBytes;
+    while (strips > 1 && strips * strip * column > least && divide_up(all_strips, strips) < enough)
       strips = divide_up(strips, 2);
-    while (width < strip && width * column > tuning::kTileLeastBytes && all_strips * divide_up(strip, width) < enough)
+    while (width < strip && width * bytes > tuning::kSectorBytes && width * column > least &&
+           all_strips * divide_up(strip, width) < enough)
       width = divide_up(width, 2);
   } else if (cluster == 1 && slabs_are_runs(problem) && column * strip <= most) {
     width = strip;
@@ -447,15 +487,25 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   // neighbours in a warp to write two sectors in a row. Those that share a column should lie in one warp, at distances
   // that are powers of two.
   const std::int64_t rows = divide_up(dim, cluster), line = divide_up(width, plan.vector);
-  const bool small = rows * width * strips * bytes * sources <= tuning::kTileSmallBytes;
-  const std::int64_t threads = small ? tuning::kTileBlock : tuning::kTileMaxBlock;
+  const std::int64_t held = rows * width * strips * bytes * sources;
+  const bool few = tiles * cluster < std::int64_t{tuning::kTileGrid} / 2 * device.multiprocessors;
+  const std::int64_t threads = few && rows >= tuning::kTileMinRows        ? tuning::kTileMaxBlock
+                               : folded && held <= tuning::kTileTinyBytes ? tuning::kTileBlock / 2
+                               : held <= tuning::kTileSmallBytes          ? tuning::kTileBlock
+                                                                          : tuning::kTileMaxBlock;
   const bool back = width == strip && results_go_back(problem) && (strips == 1 || slabs_are_packed(problem));
   const std::int64_t to_write =
       back ? 1
            : std::min(power_of_two_from(divide_up(2 * tuning::kSectorBytes, width * size_of(problem.result))),
                       power_of_two_from(rows));
+  // the threads of a whole strip that is a run take neighbours, one after the other, and idle nowhere
+  const bool flat = strips == 1 && width == strip && slabs_are_runs(problem) && 2 * line <= threads &&
+                    (folded || !std::has_single_bit(static_cast<std::uint64_t>(line)));
   std::int64_t along = 1, words = strips * line;  // of a turn
-  if (to_write > 1 || words * 2 <= threads) {
+  if (flat) {
+    along = std::min(threads / line, rows);
+    plan.run = static_cast<int>(line);
+  } else if (to_write > 1 || words * 2 <= threads) {
     const std::int64_t padded = line < kWarp ? power_of_two_from(line) : line;
     strips = std::clamp<std::int64_t>(tuning::kTileMaxBlock / (padded * to_write), 1, strips);
     words = strips * padded;
@@ -472,13 +522,14 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   plan.rows_per_block = static_cast<int>(width * strips);
   plan.grid = cluster * (strips > 1 ? divide_up(all_strips, strips) : all_strips * divide_up(strip, width));
 
+  if (folded && along == 1) return {};
   const StridedTile tile = strided_tile(problem, plan);
   plan.items = static_cast<int>(divide_up(rows, along)) * tile.turns;
   plan.shared_bytes = sources * tile.operand_bytes;
-  const std::int64_t teams = along / work::tile_team(plan.run, static_cast<int>(along));
-  if (teams > 1 || cluster > 1) {
-    const std::int64_t columns = (along > 1 ? words : plan.block) * plan.vector;
-    plan.shared_bytes += static_cast<int>(columns * (1 + teams + (cluster > 1 ? cluster : 0)) * state_bytes(problem));
+  const std::int64_t parts = along / work::tile_team(plan.run, static_cast<int>(along)) * (folded ? 2 : 1);
+  if (parts > 1 || cluster > 1) {
+    const std::int64_t columns = (along > 1 ? words : plan.block) * plan.vector / (folded ? 2 : 1);
+    plan.shared_bytes += static_cast<int>(columns * (1 + parts + (cluster > 1 ? cluster : 0)) * state_bytes(problem));
   }
   plan.why = cluster > 1
                  ? "another dimension runs faster than dim; a cluster of blocks holds a tile of columns, cut along dim"
@@ -489,11 +540,14 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   if (const auto plan = columns_plan(problem, device, architecture)) return *plan;
-  if (const auto plan = tile_plan(problem, device, architecture)) return *plan;
+  if (strips_fold(problem))
+    if (const auto plan = tile_plan(folded(problem), true, device, architecture); plan && plan->vector == 2)
+      return *plan;
+  if (const auto plan = tile_plan(problem, false, device, architecture)) return *plan;
   const int bytes = size_of(problem.source);
   Plan plan;
   plan.regime = Regime::strided;
-  plan.vector = tuning::strided_vector(bytes);
+  plan.vector = tuning::strided_vector(bytes, problem.fused.any);
   if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
 
   // Neighbouring threads share a line of memory along the columns, or all columns there are; where no dimension runs
@@ -539,6 +593,11 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 
 }  // namespace
 
+Problem tiled(const Problem& problem, const Plan& plan) {
+  const bool odd = problem.inner.rank > 0 && strip_of(problem) % plan.vector != 0;
+  return plan.regime == Regime::strided && plan.passes == 1 && odd ? folded(problem) : problem;
+}
+
 StridedTile strided_tile(const Problem& problem, const Plan& plan) {
   using Copy = StridedTile::Copy;
   const std::int64_t bytes = size_of(problem.source), along = plan.threads_per_row / plan.cluster;
@@ -550,7 +609,7 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan) {
   tile.strips = plan.rows_per_block / tile.width;
   tile.pieces = divide_up(tile.strip, tile.width);
   tile.words = static_cast<int>(divide_up(tile.width, plan.vector));
-  if (along > 1 && tile.words < kWarp) tile.words = static_cast<int>(power_of_two_from(tile.words));
+  if (along > 1) tile.words = plan.run;
   tile.turns = along > 1 ? 1 : static_cast<int>(divide_up(tile.strips * tile.words, plan.block));
   tile.rows = static_cast<int>(divide_up(problem.dim.size, plan.cluster));
   tile.pitch = tile.width;

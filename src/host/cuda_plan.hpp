@@ -37,12 +37,17 @@ struct StridedTile {
   int slab;           // and from one strip to the next; bytes
   int operand_bytes;  // of shared memory, for the source and for the gradient
 };
+// Of the problem that tiled() returns.
 StridedTile strided_tile(const Problem& problem, const Plan& plan);
 
 // Whether a strided plan holds columns in registers, which has its own kernel.
 inline bool holds_columns(const Problem& problem, const Plan& plan) {
   return plan.passes == 1 && plan.vector * size_of(problem.source) == tuning::kVectorBytes;
 }
+
+// The problem as its tiles take it. Strips of an odd number of 16-bit columns have no words; two of them, one after the
+// other, have: each two elements of dim are one then, of twice as many columns, which meet at the end.
+Problem tiled(const Problem& problem, const Plan& plan);
 
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced);
 

@@ -247,6 +247,11 @@ inline constexpr int kTileLastBytes = 104 * 1024;   // two: where nothing smalle
 inline constexpr int kTileMeetingBytes = 8 * 1024;  // beside that of a cluster's block, for states
 inline constexpr int kTileGrid = 16;                // blocks a multiprocessor, two waves, before tiles become smaller
 inline constexpr int kTileLeastBytes = 12 * 1024;   // than which they do not: 96 KiB a multiprocessor
+inline constexpr int kTileTinyBytes = 8 * 1024;  // at most: half of kTileBlock threads, if a tile cannot be larger
+inline constexpr int kTileSlabStripBytes = 256;  // strips as narrow, if not aligned, are not cut into pieces
+inline constexpr int kTileFewBytes = 4 * 1024;  // a tile is worth it, where larger ones would leave threads idle
+// A multiprocessor's part of a problem that is all under way at once: then smaller tiles only mean more threads.
+inline constexpr int kTileResidentBytes = 96 * 1024;
 inline constexpr int kTileBlock = 128;
 inline constexpr int kTileMaxBlock = 256;
 // Blocks of the largest size, a multiprocessor: 64 registers a thread. What is fused, and float64, needs more.
@@ -278,15 +283,18 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
   return (source_bytes < result_bytes ? source_bytes : result_bytes) == 2 ? 2 : 1;
 }
 
-// Two passes. Columns a thread moves at once: 4, also of 16-bit elements, because with 8 too few threads share the
-// exponentials.
+// Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;
 inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
-constexpr int strided_vector(int source_bytes) { return source_bytes == 8 ? 2 : 4; }
+constexpr int strided_vector(int source_bytes, bool fused) {
+  const int vector = kVectorBytes / source_bytes;
+  return fused && vector > 4 ? 4 : vector;
+}
 
-// Vectors in flight a thread: what half of its registers hold, addresses included. What is fused takes as many again.
+// Vectors in flight a thread: what half of its registers hold, addresses included. What is fused takes as many again,
+// and so do the states of eight columns.
 constexpr int strided_online_items(int source_bytes, Direction direction, bool fused) {
-  return fused ? 2 : direction == Direction::forward || source_bytes == 2 ? 8 : 4;
+  return fused ? 2 : direction == Direction::backward ? 4 : source_bytes == 2 ? 6 : 8;
 }
 
 }  // namespace ndsoftmax::tuning

@@ -57,9 +57,9 @@ NDSOFTMAX_HOST_DEVICE TileThread column_thread(int thread, int log2_run, int log
   return {thread >> (log2_run + log2_along) << log2_run | column_in_run, thread >> log2_run & ((1 << log2_along) - 1)};
 }
 
-// Threads along the same columns that lie in one warp, `run` lanes apart.
+// Threads along the same columns that lie in one warp, `run` lanes apart: a power of two, or they are not a team.
 NDSOFTMAX_HOST_DEVICE int tile_team(int run, int threads_along) {
-  const int lanes = run < 32 ? 32 / run : 1;
+  const int lanes = run < 32 && 32 % run == 0 ? 32 / run : 1;
   return lanes < threads_along ? lanes : threads_along;
 }
 

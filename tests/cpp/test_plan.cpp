@@ -47,8 +47,8 @@ int main() {
   CHECK(regime(problem(1, 10 << 20, 1), 80) == Regime::split);
   CHECK(regime(problem(8, 19, 4096), 90) == Regime::strided);
 
-  for (const std::int64_t dim : {1, 3, 21, 197, 1024, 1025, 5000, 40001})
-    for (const std::int64_t inner : {1, 3, 64})
+  for (const std::int64_t dim : {1, 3, 21, 197, 700, 1024, 1025, 5000, 40001})
+    for (const std::int64_t inner : {1, 3, 49, 64})
       for (const DType dtype : {DType::float16, DType::float32, DType::float64}) {
         const Problem here = problem(5, dim, inner, dtype);
         CHECK(covers(here, plan(here, gpu(90))));
