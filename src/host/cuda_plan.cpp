@@ -177,13 +177,13 @@ std::int64_t threads_to_hold(const Rows& rows, int blocks) {
   return divide_up(divide_up(rows.vectors, static_cast<std::int64_t>(rows.most_held) * blocks), kWarp) * kWarp;
 }
 
-// Rows that the multiprocessors of a GPC hold at once, in clusters of this size, which never lie in two of them.
-// Where a multiprocessor has a single block, which loads and stores in turns, they count for half.
+// Twice the rows that the multiprocessors of a GPC hold at once, in clusters of this size, which never lie in two of
+// them. Where a multiprocessor has a single block, which loads and stores in turns, they count once.
 std::int64_t resident_rows(const Rows& rows, int cluster) {
   const std::int64_t threads = threads_to_hold(rows, cluster);
   if (threads > tuning::kMaxBlock || threads < tuning::kClusterLeastThreads) return 0;
   const std::int64_t blocks = tuning::kMaxBlock / threads, resident = tuning::kGpc * blocks / cluster;
-  return blocks == 1 ? resident / 2 : resident;
+  return blocks == 1 ? resident : 2 * resident;
 }
 
 Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {

@@ -172,7 +172,7 @@ inline constexpr std::array kArchitectures{
 inline constexpr int kGpc = 16;                  // multiprocessors that clusters of a GPC have, at least
 inline constexpr int kClusterBlock = 256;        // threads of a block where rows are few: four blocks a multiprocessor
 inline constexpr int kClusterLeastThreads = 96;  // smaller blocks spend their time on meeting
-inline constexpr int kClusterFill = 88;          // per cent of the rows of the best size: rather smaller clusters
+inline constexpr int kClusterFill = 92;          // per cent of the rows of the best size: rather smaller clusters
 inline constexpr std::int64_t kClusterFewBytes = 1 << 20;  // of a row alone: wider ones need all multiprocessors
 
 constexpr const Architecture& architecture(int compute_capability) {
