@@ -62,7 +62,8 @@ def main() -> None:
                             y = function(x, dim, result, **fused)
                             (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
                         except ValueError as error:  # a regime that does not take this dtype, or not backward
-                            assert regime is not None and "cannot take" in str(error)
+                            if regime is None or "cannot take" not in str(error):
+                                raise
                             continue
                         exact = truth(x.detach(), dims, included, fused, function is ndsoftmax.log_softmax)
                         torch.testing.assert_close(y.detach().double(), exact, rtol=1e-2, atol=1e-2)

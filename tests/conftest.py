@@ -8,7 +8,7 @@ from hypothesis import settings
 from strategies import DEVICES
 
 with contextlib.suppress(ImportError):  # needs expecttest; loads a Hypothesis profile of its own: ours comes after it
-    import torch.testing._internal.common_utils
+    import torch.testing._internal.common_utils  # noqa: F401
 
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=1000, deadline=None)

@@ -8,8 +8,8 @@ import torch
 from strategies import FLOATS
 
 pytest.importorskip("expecttest", reason="torch's operator database needs it")
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
-from torch.testing._internal.opinfo.core import OpInfo  # noqa: E402
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo
 
 SOFTMAXES = [op for op in op_db if op.name in ("softmax", "log_softmax")]
 CASES = [(op, dtype) for op in SOFTMAXES for dtype in sorted(op.dtypes, key=str)]

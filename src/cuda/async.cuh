@@ -41,8 +41,8 @@ __device__ __forceinline__ void await_copies() {
 #endif
 }
 
-// Counts the bytes that arrive in this block's shared memory (sm_90), by bulk copies or from other blocks of its cluster:
-// one thread calls expect() each time, every thread waits.
+// Counts the bytes that arrive in this block's shared memory (sm_90), by bulk copies or from other blocks of its
+// cluster: one thread calls expect() each time, every thread waits.
 class BulkBarrier {
  public:
   // By one thread, which calls publish() after the last, before the block's next barrier.
@@ -71,11 +71,10 @@ class BulkBarrier {
   // `bytes`, and both addresses, are multiples of 16.
   __device__ __forceinline__ void copy(void* to, const void* from, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to)),
-        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&state_))
-        : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&state_))
+                 : "memory");
 #endif
   }
   // Sends a value to where `slot` is in the shared memory of block `rank` of the cluster; this barrier of that block

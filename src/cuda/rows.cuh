@@ -94,9 +94,9 @@ struct RowArguments {
   std::int64_t rows;
   std::int64_t dim;
   std::int64_t first_block;
-  int live;     // vectors that any thread has of a row
-  int apart;    // staged: rows from one team to the next
-  int lanes;    // that share one
+  int live;   // vectors that any thread has of a row
+  int apart;  // staged: rows from one team to the next
+  int lanes;  // that share one
   int rows_per_block;
   bool ragged;  // some row begins or ends within a vector
   KernelAxis<kOperandsOf<Operation>> outer;
@@ -321,8 +321,9 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
   using RowOf = Row<Operation, int>;
   using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector;
-  constexpr bool kRaw = tuning::holds_raw(sizeof(typename Operation::Source), Operation::kFused) &&
-                        kVectors > tuning::held_values(sizeof(typename Operation::Source), kHeldOperands<Operation>) / kVector;
+  constexpr bool kRaw =
+      tuning::holds_raw(sizeof(typename Operation::Source), Operation::kFused) &&
+      kVectors > tuning::held_values(sizeof(typename Operation::Source), kHeldOperands<Operation>) / kVector;
   const int step = threads_per_row * kVector;
 
   RowOf row[kRows];

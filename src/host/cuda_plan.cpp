@@ -34,8 +34,8 @@ struct Rows {
   std::int64_t vectors;  // that cover the longest row, wherever it starts
   bool aligned;          // every row starts on 16 bytes
   bool ragged() const { return !aligned || dim % vector != 0; }
-  int held;              // vectors that a thread of the block regime holds
-  int most_held;   // and one of the cluster regime
+  int held;       // vectors that a thread of the block regime holds
+  int most_held;  // and one of the cluster regime
   int state_bytes;
 };
 
@@ -55,8 +55,8 @@ Rows rows_of(const Problem& problem) {
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
   rows.held = tuning::held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any));
-  rows.most_held = tuning::most_held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any),
-                                                 problem.fused.any);
+  rows.most_held =
+      tuning::most_held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any), problem.fused.any);
   rows.state_bytes = state_bytes(problem);
   return rows;
 }
@@ -379,9 +379,10 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (teams > 1 || plan.cluster > 1)
     plan.shared_bytes = static_cast<int>(plan.rows_per_block * (1 + teams + (plan.cluster > 1 ? plan.cluster : 0)) *
                                          state_bytes(problem));
-  plan.why = plan.cluster > 1
-                 ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
-                 : "another dimension runs faster than dim; threads hold vectors of columns in registers";
+  plan.why =
+      plan.cluster > 1
+          ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
+          : "another dimension runs faster than dim; threads hold vectors of columns in registers";
   return plan;
 }
 
@@ -660,7 +661,8 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem);
-  if (const Offer warp = offer_warp(problem, rows, device); warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || rows.ragged()))
+  if (const Offer warp = offer_warp(problem, rows, device);
+      warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || rows.ragged()))
     return *warp.plan;
   if (architecture.max_cluster > 1) {
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;

@@ -17,8 +17,8 @@ namespace ndsoftmax::tuning {
 inline constexpr int kVectorBytes = 16;  // the widest access that every architecture since sm_75 has
 inline constexpr int kLineBytes = 128;   // of L1: a load of a warp takes a turn for every four lines it touches
 inline constexpr int kSectorBytes = 32;  // what memory moves at least
-inline constexpr int kStaticSharedBytes = 2 * 1024;  // of a block, that its kernel declares at most
-inline constexpr int kMaxBlock = 1024;   // threads that CUDA allows a block
+inline constexpr int kStaticSharedBytes = 2 * 1024;                    // of a block, that its kernel declares at most
+inline constexpr int kMaxBlock = 1024;                                 // threads that CUDA allows a block
 inline constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;  // and blocks, a grid
 
 // 4-byte registers in which a thread holds its part of a row. With addresses and temporaries a kernel stays under 64
@@ -155,8 +155,8 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
 
 struct Architecture {
   int from_compute_capability;
-  int block_threads;    // a block regime's row takes at most so many, where clusters can take over
-  int max_cluster;      // 1: no clusters
+  int block_threads;  // a block regime's row takes at most so many, where clusters can take over
+  int max_cluster;    // 1: no clusters
 };
 
 // Walked from the newest. sm_90 and later: a row that needs more than 512 threads would leave one or two blocks on a
@@ -195,8 +195,8 @@ inline constexpr std::int64_t kSplitMinVectors = 4;
 // ---- strided ------------------------------------------------------------------------------------------------------
 
 // Columns held in registers, where 16 bytes of neighbouring ones are aligned. 16-byte vectors that a thread holds, of
-// all operands: a kernel is compiled for each. 20 are 80 registers, and up to 128 with what else is needed: 512 threads,
-// with up to 160 KiB on a multiprocessor; 24 spill. Fewer let more threads in.
+// all operands: a kernel is compiled for each. 20 are 80 registers, and up to 128 with what else is needed: 512
+// threads, with up to 160 KiB on a multiprocessor; 24 spill. Fewer let more threads in.
 struct ColumnsKernel {
   int vectors;
   int turns;      // so many vectors of columns, of all of dim: one of few elements would leave too little under way
@@ -229,10 +229,14 @@ struct ColumnsShape {
   int segment, threads, cluster;
 };
 inline constexpr std::array kColumnsShapes{
-    ColumnsShape{kLineBytes, 128, 1},     ColumnsShape{64, 128, 1},
-    ColumnsShape{64, 256, 1},             ColumnsShape{64, 256, 2},
-    ColumnsShape{64, 256, 4},             ColumnsShape{64, 256, 8},
-    ColumnsShape{64, 256, 16},            ColumnsShape{kSectorBytes, 256, 16},
+    ColumnsShape{kLineBytes, 128, 1},
+    ColumnsShape{64, 128, 1},
+    ColumnsShape{64, 256, 1},
+    ColumnsShape{64, 256, 2},
+    ColumnsShape{64, 256, 4},
+    ColumnsShape{64, 256, 8},
+    ColumnsShape{64, 256, 16},
+    ColumnsShape{kSectorBytes, 256, 16},
     ColumnsShape{kSectorBytes, 512, 16},
 };
 
@@ -247,9 +251,9 @@ inline constexpr int kTileLastBytes = 104 * 1024;   // two: where nothing smalle
 inline constexpr int kTileMeetingBytes = 8 * 1024;  // beside that of a cluster's block, for states
 inline constexpr int kTileGrid = 16;                // blocks a multiprocessor, two waves, before tiles become smaller
 inline constexpr int kTileLeastBytes = 12 * 1024;   // than which they do not: 96 KiB a multiprocessor
-inline constexpr int kTileTinyBytes = 8 * 1024;  // at most: half of kTileBlock threads, if a tile cannot be larger
-inline constexpr int kTileSlabStripBytes = 256;  // strips as narrow, if not aligned, are not cut into pieces
-inline constexpr int kTileFewBytes = 4 * 1024;  // a tile is worth it, where larger ones would leave threads idle
+inline constexpr int kTileTinyBytes = 8 * 1024;     // at most: half of kTileBlock threads, if a tile cannot be larger
+inline constexpr int kTileSlabStripBytes = 256;     // strips as narrow, if not aligned, are not cut into pieces
+inline constexpr int kTileFewBytes = 4 * 1024;      // a tile is worth it, where larger ones would leave threads idle
 // A multiprocessor's part of a problem that is all under way at once: then smaller tiles only mean more threads.
 inline constexpr int kTileResidentBytes = 96 * 1024;
 inline constexpr int kTileBlock = 128;
