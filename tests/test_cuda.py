@@ -82,6 +82,7 @@ def test_captured_in_a_graph_and_replayed(shape: tuple[int, ...], dim: int) -> N
 
 
 @every_shape
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_synchronizes(shape: tuple[int, ...], dim: int) -> None:
     x, out = normal(shape).requires_grad_(), torch.empty(shape, device="cuda")
 
@@ -91,8 +92,8 @@ def test_nothing_synchronizes(shape: tuple[int, ...], dim: int) -> None:
 
     work()  # loading a kernel and getting memory for the first time may wait
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         torch.cuda._sleep(400_000_000)
         slept = torch.cuda.Event()
         slept.record()

@@ -122,8 +122,13 @@ def test_what_is_not_a_dense_tensor(function: Any, make: Any) -> None:
 
 @FUNCTIONS
 def test_an_unsupported_device_is_named(function: Any) -> None:
-    with FakeTensorMode(), pytest.raises(RuntimeError, match="xpu"):  # the one way to a device that is not here
-        function(torch.zeros(2, 3, device="xpu"), 1)
+    with FakeTensorMode():  # the one way to a device that is not here
+        try:
+            x = torch.zeros(2, 3, device="xpu")
+        except AssertionError:
+            pytest.skip("this torch fakes no device that it was not built for")
+        with pytest.raises(RuntimeError, match="xpu"):
+            function(x, 1)
 
 
 def overlapping(device: str) -> dict[str, tuple[Tensor, Tensor]]:

@@ -397,6 +397,8 @@ def test_enable_covers_torchs_masked_softmax(
     for name in ("masked_forward", "masked_backward"):
         kernel = getattr(_C, name)
         monkeypatch.setattr(_C, name, lambda *args, kernel=kernel: (calls.append(kernel), kernel(*args)))
+    if device == "cuda" and mask_type in (None, 1):
+        pytest.skip("torch's own kernel for GPUs takes no such mask here")
     expected = both()
     assert not calls
     with ndsoftmax.enable():

@@ -159,10 +159,9 @@ struct Architecture {
   int max_cluster;    // 1: no clusters
 };
 
-// Walked from the newest. sm_90 and later: a row that needs more than 512 threads would leave one or two blocks on a
-// multiprocessor, which then loads, exponentiates and stores in turns instead of at once, so it is cut over a cluster
-// of blocks of 256 threads. 16 blocks is more than portable clusters have (8), and every sm_90 and sm_100 part allows
-// it; sm_120 has 8.
+// Walked from the newest. sm_90 and later: blocks of at most 256 threads, four of which share a multiprocessor, so that
+// some load while others exponentiate and store; wider rows are cut over a cluster of them. 16 blocks is more than
+// portable clusters have (8), and every sm_90 and sm_100 part allows it; sm_120 has 8.
 inline constexpr std::array kArchitectures{
     Architecture{.from_compute_capability = 120, .block_threads = 256, .max_cluster = 8},
     Architecture{.from_compute_capability = 90, .block_threads = 256, .max_cluster = 16},
