@@ -97,14 +97,6 @@ class ColumnsExchange {
   BulkBarrier& complete_;
 };
 
-// Two neighbouring elements of a word: of a NaN and a number, the number.
-template <typename Source>
-__device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) {
-  using Pair = std::conditional_t<std::is_same_v<Source, __half>, __half2, __nv_bfloat162>;
-  const Pair pair = __hmax2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
-  return reinterpret_cast<const unsigned&>(pair);
-}
-
 // Part of a vector of -inf.
 template <typename Source>
 __device__ __forceinline__ constexpr unsigned least_word(int word) {
@@ -197,13 +189,13 @@ class HeldColumns {
       Held most = nothing();
       each([&](int first) {
 #pragma unroll
-        for (int i = 0; i < kTogether * kWords; ++i)
-          most.words[i % kWords] =
-              larger_pair<Source>(most.words[i % kWords], source_[first + i / kWords].words[i % kWords]);
+        for (int i = 0; i < kTogether; ++i) most = most.larger(source_[first + i]);
       });
       over_lanes([&](int offset) {
+        Held other;
 #pragma unroll
-        for (unsigned& word : most.words) word = larger_pair<Source>(word, __shfl_xor_sync(kAllLanes, word, offset));
+        for (int i = 0; i < kWords; ++i) other.words[i] = __shfl_xor_sync(kAllLanes, most.words[i], offset);
+        most = most.larger(other);
       });
 #pragma unroll
       for (int k = 0; k < kVector; ++k) states.state[k].max = most.widened(k);

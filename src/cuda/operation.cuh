@@ -45,9 +45,6 @@ __device__ __forceinline__ Real reciprocal_for(Real x) {
   return 1 / x;
 }
 
-__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number, the number
-__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
-
 template <bool kLog, typename Source_, typename Result_, bool kFused_ = false>
 struct Forward {
   using Source = Source_;

@@ -30,6 +30,9 @@ __device__ __forceinline__ T narrow(Accumulator<T> x) {
     return __float2bfloat16_rn(x);
 }
 
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number, the number
+__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
+
 // In PTX, because the compiler takes some assignments of a uint4 apart.
 __device__ __forceinline__ void store_16_bytes(void* to, const unsigned* words) {
 #if defined(__CUDACC__)
@@ -134,25 +137,15 @@ struct Vec {
     return narrowed([&](int) { return value; });
   }
 
-  // The largest of the elements; of a NaN and a number, the number. 16-bit elements are compared in pairs.
+  // The largest of the elements of all vectors.
   template <int kVecs>
   __device__ __forceinline__ static Accumulator<T> largest(const Vec (&vecs)[kVecs]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (kPaired) {
-      using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-      Pair most = reinterpret_cast<const Pair&>(vecs[0].words[0]);
+    Vec each = vecs[0];
 #pragma unroll
-      for (int i = 1; i < kVecs * kBytes / 4; ++i)
-        most = __hmax2(most, reinterpret_cast<const Pair&>(vecs[i / (kBytes / 4)].words[i % (kBytes / 4)]));
-      return fmaxf(widen(most.x), widen(most.y));
-    }
-#endif
-    Accumulator<T> most = vecs[0].widened(0);
+    for (int i = 1; i < kVecs; ++i) each = each.larger(vecs[i]);
+    Accumulator<T> most = each.widened(0);
 #pragma unroll
-    for (int i = 1; i < kVecs * N; ++i) {
-      const Accumulator<T> x = vecs[i / N].widened(i % N);
-      most = sizeof(T) == 8 ? Accumulator<T>(fmax(most, x)) : Accumulator<T>(fmaxf(float(most), float(x)));
-    }
+    for (int k = 1; k < N; ++k) most = cuda::larger(most, each.widened(k));
     return most;
   }
 
