@@ -20,11 +20,9 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArgument
 
 void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    constexpr int kBytes = sizeof(typename Operation::Source), kOperandsHeld = kHeldOperands<Operation>;
-    constexpr int kVectors = tuning::held_vectors(kBytes, kOperandsHeld);
-    constexpr int kMost = tuning::most_held_vectors(kBytes, kOperandsHeld, Operation::kFused);
-    const auto kernel = plan.items <= kVectors ? block_row<Operation, kVectors> : block_row<Operation, kMost>;
-    launch_grid(kernel, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
+    const auto arguments = row_arguments<Operation>(problem, plan, pointers);
+    visit_held<Operation>(
+        plan, [&](auto vectors) { launch_grid(block_row<Operation, vectors>, arguments, plan, pointers, stream); });
   });
 }
 

@@ -66,11 +66,9 @@ int compiled_compute_capability() {
 
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    constexpr int kBytes = sizeof(typename Operation::Source), kOperandsHeld = kHeldOperands<Operation>;
-    constexpr int kVectors = tuning::held_vectors(kBytes, kOperandsHeld);
-    constexpr int kMost = tuning::most_held_vectors(kBytes, kOperandsHeld, Operation::kFused);
-    const auto kernel = plan.items <= kVectors ? cluster_row<Operation, kVectors> : cluster_row<Operation, kMost>;
-    launch_grid(kernel, row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
+    const auto arguments = row_arguments<Operation>(problem, plan, pointers);
+    visit_held<Operation>(
+        plan, [&](auto vectors) { launch_grid(cluster_row<Operation, vectors>, arguments, plan, pointers, stream); });
   });
 }
 

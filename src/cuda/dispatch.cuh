@@ -126,6 +126,17 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   return arguments;
 }
 
+// Calls visitor(vectors), a constant: how many a thread holds of a row of the block and cluster regimes.
+template <typename Operation, typename Visitor>
+void visit_held(const Plan& plan, const Visitor& visitor) {
+  constexpr int kBytes = sizeof(typename Operation::Source), kOperandsHeld = kHeldOperands<Operation>;
+  constexpr int kVectors = tuning::held_vectors(kBytes, kOperandsHeld);
+  if (plan.items <= kVectors)
+    visitor(std::integral_constant<int, kVectors>{});
+  else  // as they were loaded
+    visitor(std::integral_constant<int, tuning::most_held_vectors(kBytes, kOperandsHeld, Operation::kFused)>{});
+}
+
 // What one launch of a kernel that reads its source twice does: all of it, or only one of the two passes.
 enum class Phase { both, statistics, write };
 
