@@ -41,9 +41,9 @@ __device__ __forceinline__ void await_copies() {
 #endif
 }
 
-// Counts the bytes that arrive in this block's shared memory (sm_90), by bulk copies or from other blocks of its
-// cluster: one thread calls expect() each time, every thread waits.
-class BulkBarrier {
+// Counts the bytes that other blocks of its cluster send into this block's shared memory (sm_90): one thread calls
+// expect() each time, every thread waits.
+class ArrivalBarrier {
  public:
   // By one thread, which calls publish() after the last, before the block's next barrier.
   __device__ __forceinline__ void init() {
@@ -56,24 +56,9 @@ class BulkBarrier {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
   }
-  // By threads that have written where later copies will, before the block's next barrier.
-  __device__ __forceinline__ static void order_before_copies() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-  }
   __device__ __forceinline__ void expect(unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state_)), "r"(bytes)
-                 : "memory");
-#endif
-  }
-  // `bytes`, and both addresses, are multiples of 16.
-  __device__ __forceinline__ void copy(void* to, const void* from, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&state_))
                  : "memory");
 #endif
   }
@@ -91,10 +76,12 @@ class BulkBarrier {
                    "r"(reinterpret_cast<const unsigned&>(value)), "r"(barrier)
                    : "memory");
     } else {
+      unsigned long long words[sizeof(T) / 8];
+      memcpy(words, &value, sizeof(T));
 #pragma unroll
       for (int i = 0; i < static_cast<int>(sizeof(T) / 8); ++i)
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to + 8 * i),
-                     "l"(reinterpret_cast<const unsigned long long*>(&value)[i]), "r"(barrier)
+                     "l"(words[i]), "r"(barrier)
                      : "memory");
     }
 #endif
@@ -164,23 +151,18 @@ inline void copy_async(void* to, const void* from) {
 }
 inline void await_copies() {}
 
-class BulkBarrier {
+class ArrivalBarrier {
  public:
   void init() { expected_[0] = expected_[1] = 0, times_ = 0, arrived_ = 0; }
   static void publish() {}
-  static void order_before_copies() {}
   void expect(unsigned bytes) {
     expected_[times_ % 2] = expected_[(times_ + 1) % 2] + bytes;
     ++times_;
   }
-  void copy(void* to, const void* from, unsigned bytes) {
-    std::memcpy(__builtin_assume_aligned(to, 16), __builtin_assume_aligned(from, 16), bytes);
-    arrived_ += bytes;
-  }
   template <typename T>
   void send(const T& value, T* slot, int rank) {
     *static_cast<T*>(::emulator::map_to_rank(slot, rank)) = value;
-    static_cast<BulkBarrier*>(::emulator::map_to_rank(this, rank))->arrived_ += sizeof(T);
+    static_cast<ArrivalBarrier*>(::emulator::map_to_rank(this, rank))->arrived_ += sizeof(T);
   }
   void wait(int uses) {
     ::emulator::wait_until([&] { return times_ > uses && arrived_ >= expected_[uses % 2]; });

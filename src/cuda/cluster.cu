@@ -13,7 +13,7 @@ namespace {
 // What the blocks of a cluster tell each other of a row.
 template <typename State>
 struct Meeting {
-  BulkBarrier complete;
+  ArrivalBarrier complete;
   Shared<State, kWarp> states;
 };
 
@@ -26,7 +26,7 @@ struct ClusterExchange {
       : meeting(meeting), rank(rank), blocks(blocks) {
     if (threadIdx.x == 0) {
       meeting.complete.init();
-      BulkBarrier::publish();
+      ArrivalBarrier::publish();
       meeting.complete.expect(blocks * sizeof(State));
     }
     arrive_in_cluster();

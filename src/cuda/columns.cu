@@ -46,7 +46,7 @@ class ColumnsExchange {
   using State = typename Operation::State;
   using States = VectorStates<Operation>;
 
-  __device__ __forceinline__ ColumnsExchange(int width, int teams, int cluster, BulkBarrier& complete)
+  __device__ __forceinline__ ColumnsExchange(int width, int teams, int cluster, ArrivalBarrier& complete)
       : width_(width),
         columns_(width * static_cast<int>(tuning::kVectorBytes / sizeof(typename Operation::Source))),
         teams_(teams),
@@ -55,7 +55,7 @@ class ColumnsExchange {
     if (cluster_ == 1) return;
     if (threadIdx.x == 0) {
       complete_.init();
-      BulkBarrier::publish();
+      ArrivalBarrier::publish();
       complete_.expect(columns_ * cluster_ * sizeof(State));
     }
     arrive_in_cluster();
@@ -94,7 +94,7 @@ class ColumnsExchange {
   }
 
   int width_, columns_, teams_, cluster_;
-  BulkBarrier& complete_;
+  ArrivalBarrier& complete_;
 };
 
 // Part of a vector of -inf.
@@ -376,7 +376,7 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
     const int along = 1 << arguments.log2_along, lanes = 1 << arguments.log2_lanes, cluster = arguments.cluster;
     const unsigned width = blockDim.x >> arguments.log2_along;
     const auto thread = work::column_thread(threadIdx.x, arguments.log2_run, arguments.log2_along);
-    __shared__ BulkBarrier complete;
+    __shared__ ArrivalBarrier complete;
     const ColumnsExchange<Operation> exchange(width, along >> arguments.log2_lanes, cluster, complete);
     await_kernel_before();
     let_next_kernel_begin();

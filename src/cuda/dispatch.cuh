@@ -147,7 +147,7 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
   // the limit and not what this launch needs: another thread may be launching the same kernel
   if (plan.shared_bytes > 48 * 1024)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               pointers.shared_limit - tuning::kStaticSharedBytes),
+                               tuning::dynamic_shared_bytes(pointers.shared_limit)),
           "cudaFuncSetAttribute");
   if (plan.cluster > 8)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");

@@ -1,5 +1,5 @@
 // Combining states over the threads that share a row: over lanes of a warp by shuffles, over warps through shared
-// memory. Every thread gets the result. Over blocks: see meet() in online.cu.
+// memory. Every thread gets the result. Over blocks of a cluster: see cluster.cu.
 // The order is fixed by the layout alone, so results repeat bit by bit.
 #pragma once
 
@@ -71,7 +71,7 @@ __device__ __forceinline__ unsigned char* dynamic_shared_memory() {
 // Shared memory for N values whose type has a constructor, which __shared__ variables may not.
 template <typename T, int N>
 struct Shared {
-  alignas(T) unsigned char bytes[sizeof(T) * N];
+  alignas(T) alignas(8) unsigned char bytes[sizeof(T) * N];  // 8: as other blocks send them
   __device__ __forceinline__ T* get() { return reinterpret_cast<T*>(bytes); }
 };
 

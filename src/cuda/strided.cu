@@ -185,7 +185,7 @@ class TileExchange {
   const work::TileThread thread;
 
   __device__ __forceinline__ TileExchange(const StridedArguments<Operation>& arguments, int words,
-                                          unsigned char* shared, BulkBarrier& complete)
+                                          unsigned char* shared, ArrivalBarrier& complete)
       : thread(work::tile_thread(threadIdx.x, arguments.run, arguments.threads_along)),
         arguments_(arguments),
         words_(words),
@@ -195,7 +195,7 @@ class TileExchange {
     if (arguments.cluster == 1) return;
     if (threadIdx.x == 0) {
       complete_.init();
-      BulkBarrier::publish();
+      ArrivalBarrier::publish();
       complete_.expect(columns_ * arguments.cluster * sizeof(State));
     }
     arrive_in_cluster();
@@ -269,7 +269,7 @@ class TileExchange {
   const StridedArguments<Operation>& arguments_;
   int words_, columns_;  // of a turn
   State* whole_;
-  BulkBarrier& complete_;
+  ArrivalBarrier& complete_;
 };
 
 // Calls some(i, count) for count numbers i, i + step, … at once, until all from `first` to `end` are done. No condition
@@ -768,7 +768,7 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
   const TileOf tile(arguments);
   const int words =
       arguments.threads_along == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
-  __shared__ BulkBarrier complete;
+  __shared__ ArrivalBarrier complete;
   const TileExchange<Operation, kColumns> exchange(
       arguments, words, dynamic_shared_memory() + arguments.tile.operand_bytes * (TileOf::kBackward ? 2 : 1), complete);
   tile.load(exchange.thread, words);
@@ -797,7 +797,7 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
   await_kernel_before();
   let_next_kernel_begin();
   const int width = blockDim.x / arguments.threads_along;
-  __shared__ BulkBarrier complete;
+  __shared__ ArrivalBarrier complete;
   const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory(), complete);
   const std::int64_t block = arguments.first_block + blockIdx.x;
   const std::int64_t tile = quotient(block, arguments.splits), split = block - tile * arguments.splits;

@@ -146,7 +146,7 @@ Plan row_plan(Regime regime, const Rows& rows, std::int64_t threads_per_row) {
 Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device) {
   Plan plan;
   if (should_stage(problem, rows)) plan = staged_plan(problem, rows, device);
-  if (!plan.staged || plan.shared_bytes > device.shared_bytes_per_block) {
+  if (!plan.staged || plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block)) {
     if (rows.vectors * rows.vector > 1 << tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any))
       return {{}, "a row is wider than the registers of a warp"};
     const tuning::WarpLayout layout = held_layout(rows);
@@ -652,6 +652,12 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan) {
 
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
   const tuning::Architecture& architecture = tuning::architecture(device.compute_capability);
+  if (problem.elements() == 0) {
+    Plan nothing;
+    nothing.grid = 0;
+    nothing.why = "there are no elements";
+    return nothing;
+  }
   if (forced) {
     const Offer offer = offer_of(*forced, problem, device, architecture);
     if (offer.plan) return *offer.plan;

@@ -20,6 +20,7 @@ inline constexpr int kSectorBytes = 32;  // what memory moves at least
 inline constexpr int kStaticSharedBytes = 2 * 1024;                    // of a block, that its kernel declares at most
 inline constexpr int kMaxBlock = 1024;                                 // threads that CUDA allows a block
 inline constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;  // and blocks, a grid
+constexpr int dynamic_shared_bytes(int shared_bytes_per_block) { return shared_bytes_per_block - kStaticSharedBytes; }
 
 // 4-byte registers in which a thread holds its part of a row. With addresses and temporaries a kernel stays under 64
 // registers, so that even blocks of 1024 threads fit, and smaller ones fill half of a multiprocessor's threads.
