@@ -125,7 +125,9 @@ def test_an_unsupported_device_is_named(function: Any) -> None:
     with FakeTensorMode():  # the one way to a device that is not here
         try:
             x = torch.zeros(2, 3, device="xpu")
-        except AssertionError:
+        except AssertionError as refusal:
+            if "not compiled" not in str(refusal):
+                raise
             pytest.skip("this torch fakes no device that it was not built for")
         with pytest.raises(RuntimeError, match="xpu"):
             function(x, 1)

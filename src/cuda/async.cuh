@@ -1,8 +1,11 @@
-// Copies from global into shared memory that occupy neither registers nor, once issued, threads: what is under way is
-// bounded by shared memory alone. And the order of kernels in a stream, as far as they may overlap.
+// What goes on beside a block's own work. Copies from global into shared memory that occupy neither registers nor, once
+// issued, threads: what is under way is bounded by shared memory alone. What the blocks of a cluster send each other.
+// And the order of kernels in a stream, as far as they may overlap.
 #pragma once
 
+#if !defined(__CUDACC__)
 #include <cooperative_groups.h>
+#endif
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -41,25 +44,37 @@ __device__ __forceinline__ void await_copies() {
 #endif
 }
 
-// Counts the bytes that other blocks of its cluster send into this block's shared memory (sm_90): one thread calls
-// expect() each time, every thread waits.
+// Blocks of this block's cluster.
+__device__ __forceinline__ int cluster_size() {
+#if __CUDA_ARCH__ >= 900
+  unsigned size;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+  return static_cast<int>(size);
+#else
+  return 1;
+#endif
+}
+
+// Counts what the blocks of a cluster send into this block's shared memory (sm_90), once in a kernel. All threads call
+// open() and, after await_cluster(), wait(); between them each block sends to all, itself included.
 class ArrivalBarrier {
  public:
-  // By one thread, which calls publish() after the last, before the block's next barrier.
-  __device__ __forceinline__ void init() {
+  // `bytes` will arrive. Says to the cluster that this block runs and can be sent to.
+  __device__ __forceinline__ void open(unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&state_)) : "memory");
+    if (threadIdx.x == 0) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&state_)) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state_)), "r"(bytes)
+                   : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
   }
-  __device__ __forceinline__ static void publish() {
+  // Until all blocks of the cluster have opened theirs.
+  __device__ __forceinline__ static void await_cluster() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-  }
-  __device__ __forceinline__ void expect(unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state_)), "r"(bytes)
-                 : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
   }
   // Sends a value to where `slot` is in the shared memory of block `rank` of the cluster; this barrier of that block
@@ -86,17 +101,16 @@ class ArrivalBarrier {
     }
 #endif
   }
-  // Until all bytes of the time before which expect() was called `uses` times have arrived.
-  __device__ __forceinline__ void wait(int uses) {
+  // Until all bytes have arrived.
+  __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
         "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
         "@!done bra again;\n"
-        "}" ::"r"(shared_address(&state_)),
-        "r"(uses % 2)
+        "}" ::"r"(shared_address(&state_))
         : "memory");
 #endif
   }
@@ -120,29 +134,6 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-// Blocks of this block's cluster.
-__device__ __forceinline__ int cluster_size() {
-#if __CUDA_ARCH__ >= 900
-  unsigned size;
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
-  return static_cast<int>(size);
-#else
-  return 1;
-#endif
-}
-
-// Says that this block runs and has published its barriers; await_cluster() waits for all of the cluster to say so.
-__device__ __forceinline__ void arrive_in_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void await_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
 #else  // tests/cpp/emulator: copies are done when they are issued
 
 template <int kBytes>
@@ -151,33 +142,30 @@ inline void copy_async(void* to, const void* from) {
 }
 inline void await_copies() {}
 
+inline int cluster_size() { return static_cast<int>(::emulator::cluster_size()); }
+
 class ArrivalBarrier {
  public:
-  void init() { expected_[0] = expected_[1] = 0, times_ = 0, arrived_ = 0; }
-  static void publish() {}
-  void expect(unsigned bytes) {
-    expected_[times_ % 2] = expected_[(times_ + 1) % 2] + bytes;
-    ++times_;
+  void open(unsigned bytes) {
+    if (threadIdx.x == 0) expected_ = bytes, arrived_ = 0;
+    cooperative_groups::this_cluster().barrier_arrive();
   }
+  static void await_cluster() { cooperative_groups::this_cluster().barrier_wait(); }
   template <typename T>
   void send(const T& value, T* slot, int rank) {
     *static_cast<T*>(::emulator::map_to_rank(slot, rank)) = value;
     static_cast<ArrivalBarrier*>(::emulator::map_to_rank(this, rank))->arrived_ += sizeof(T);
   }
-  void wait(int uses) {
-    ::emulator::wait_until([&] { return times_ > uses && arrived_ >= expected_[uses % 2]; });
+  void wait() {
+    ::emulator::wait_until([&] { return arrived_ == expected_; });
   }
 
  private:
-  unsigned expected_[2];  // in all, after the last time and the one before
-  int times_;
+  unsigned expected_;
   std::atomic<unsigned> arrived_;
 };
 
 inline void await_kernel_before() {}
-inline int cluster_size() { return static_cast<int>(::emulator::cluster_size()); }
-inline void arrive_in_cluster() { cooperative_groups::this_cluster().barrier_arrive(); }
-inline void await_cluster() { cooperative_groups::this_cluster().barrier_wait(); }
 inline void let_next_kernel_begin() {}
 
 #endif

@@ -24,12 +24,7 @@ struct ClusterExchange {
 
   __device__ __forceinline__ ClusterExchange(Meeting<State>& meeting, int rank, int blocks)
       : meeting(meeting), rank(rank), blocks(blocks) {
-    if (threadIdx.x == 0) {
-      meeting.complete.init();
-      ArrivalBarrier::publish();
-      meeting.complete.expect(blocks * sizeof(State));
-    }
-    arrive_in_cluster();
+    meeting.complete.open(blocks * sizeof(State));
   }
 
   template <typename Operation>
@@ -37,9 +32,9 @@ struct ClusterExchange {
     __shared__ Shared<State, kWarp> warps;
     const State block = combine_warps(held, warps.get());
     const int thread = threadIdx.x, lane = thread % kWarp;
-    await_cluster();  // all have initialized their barriers
+    ArrivalBarrier::await_cluster();
     if (thread < blocks) meeting.complete.send(block, meeting.states.get() + rank, thread);
-    meeting.complete.wait(0);
+    meeting.complete.wait();
     return Operation::finish(held, Lanes{}.combine(lane < blocks ? meeting.states.get()[lane] : State{}));
   }
 };

@@ -52,13 +52,7 @@ class ColumnsExchange {
         teams_(teams),
         cluster_(cluster),
         complete_(complete) {
-    if (cluster_ == 1) return;
-    if (threadIdx.x == 0) {
-      complete_.init();
-      ArrivalBarrier::publish();
-      complete_.expect(columns_ * cluster_ * sizeof(State));
-    }
-    arrive_in_cluster();
+    if (cluster_ > 1) complete_.open(columns_ * cluster_ * sizeof(State));
   }
 
   // Whether a team of lanes has all of its columns.
@@ -76,10 +70,10 @@ class ColumnsExchange {
       State* const of_blocks = (of_teams + width_ * teams_)->state;
       const int i = threadIdx.x % columns_, mine = blockIdx.x % cluster_;
       const State block = combined(of_teams->state + i, teams_);
-      await_cluster();  // all have initialized their barriers
+      ArrivalBarrier::await_cluster();
       for (int rank = threadIdx.x / columns_; rank < cluster_; rank += blockDim.x / columns_)
         complete_.send(block, of_blocks + mine * columns_ + i, rank);
-      complete_.wait(0);
+      complete_.wait();
       if (threadIdx.x < columns_) whole->state[i] = combined(of_blocks + i, cluster_);
     }
     __syncthreads();
@@ -96,13 +90,6 @@ class ColumnsExchange {
   int width_, columns_, teams_, cluster_;
   ArrivalBarrier& complete_;
 };
-
-// Part of a vector of -inf.
-template <typename Source>
-__device__ __forceinline__ constexpr unsigned least_word(int word) {
-  if constexpr (std::is_same_v<Source, double>) return word % 2 == 0 ? 0 : 0xfff00000u;
-  return std::is_same_v<Source, __half> ? 0xfc00fc00u : std::is_same_v<Source, float> ? 0xff800000u : 0xff80ff80u;
-}
 
 template <typename T>
 __device__ __forceinline__ T* advanced(T* at, std::int64_t bytes) {
@@ -200,10 +187,8 @@ class HeldColumns {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) states.state[k].max = most.widened(k);
     } else if constexpr (kForward) {
-      each_terms([&](int, int k, Term(&terms)[kTogether]) {
-#pragma unroll
-        for (const Term& term : terms) states.state[k].max = larger(states.state[k].max, term);
-      });
+      each_terms(
+          [&](int, int k, Term(&terms)[kTogether]) { Operation::template raise<kTogether>(states.state[k], terms); });
       over_lanes([&](int offset) {
 #pragma unroll
         for (auto& state : states.state) state.max = larger(state.max, __shfl_xor_sync(kAllLanes, state.max, offset));
@@ -214,7 +199,7 @@ class HeldColumns {
       if constexpr (kForward && !kRaw) {
         state.sum += Operation::template reduce<kTogether, 1, 1>(terms, kTogether, Known{state.max}).sum;
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) put(source_[first + i], k, terms[i]);
+        for (int i = 0; i < kTogether; ++i) source_[first + i].set(k, terms[i]);
       } else {
         Operation::template add<kTogether>(state, terms);
       }
@@ -295,18 +280,12 @@ class HeldColumns {
       return Operation::term(source_[item].widened(k), grad_[item].widened(k));
   }
 
-  __device__ __forceinline__ static void put(Held& vector, int k, float x) { vector.words[k] = __float_as_uint(x); }
-  __device__ __forceinline__ static void put(Held& vector, int k, double x) {
-    vector.words[2 * k] = static_cast<unsigned>(__double2loint(x));
-    vector.words[2 * k + 1] = static_cast<unsigned>(__double2hiint(x));
-  }
-
   // Backward, a gradient of 0 adds nothing to a sum.
   __device__ __forceinline__ static Held nothing() {
-    Held held;
-#pragma unroll
-    for (int word = 0; word < kWords; ++word) held.words[word] = kForward ? least_word<Source>(word) : 0;
-    return held;
+    if constexpr (kForward)
+      return Held::filled(Operation::nothing());
+    else
+      return {};
   }
 
   Held source_[kItems], grad_[kForward ? 1 : kItems];

@@ -95,10 +95,7 @@ struct Forward {
   // The same in steps, for terms that are made anew each time: raise() by all of them, as they were loaded, then add().
   template <typename Raw, int kVectors, typename Team>
   __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors], const Team& team) {
-    decltype(raw[0].source) sources[kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) sources[i] = raw[i].source;
-    state.max = team.max(larger(state.max, raw[0].source.largest(sources)));
+    state.max = team.max(larger(state.max, largest(raw)));
   }
   template <int kTerms>
   __device__ __forceinline__ static void add(State& state, Term* terms) {
@@ -114,10 +111,7 @@ struct Forward {
   // raise() for the online softmax: of what was loaded since, where add() has been called before.
   template <typename Raw, int kVectors>
   __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors]) {
-    decltype(raw[0].source) sources[kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) sources[i] = raw[i].source;
-    const Real max = larger(state.max, raw[0].source.largest(sources));
+    const Real max = larger(state.max, largest(raw));
     state.sum *= State::rescale(state.max, max);
     state.max = max;
   }
@@ -181,6 +175,13 @@ struct Forward {
   }
 
  private:
+  template <typename Raw, int kVectors>
+  __device__ __forceinline__ static Real largest(const Raw (&raw)[kVectors]) {
+    decltype(raw[0].source) sources[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) sources[i] = raw[i].source;
+    return raw[0].source.largest(sources);
+  }
   __device__ __forceinline__ static float logarithm(float x) { return logf(x); }
   __device__ __forceinline__ static double logarithm(double x) { return ::log(x); }
 };

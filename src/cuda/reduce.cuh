@@ -3,7 +3,6 @@
 // The order is fixed by the layout alone, so results repeat bit by bit.
 #pragma once
 
-#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include "host/tuning.hpp"

@@ -192,13 +192,7 @@ class TileExchange {
         columns_(arguments.folded > 0 ? arguments.folded : words * kColumns),
         whole_(reinterpret_cast<State*>(shared)),
         complete_(complete) {
-    if (arguments.cluster == 1) return;
-    if (threadIdx.x == 0) {
-      complete_.init();
-      ArrivalBarrier::publish();
-      complete_.expect(columns_ * arguments.cluster * sizeof(State));
-    }
-    arrive_in_cluster();
+    if (arguments.cluster > 1) complete_.open(columns_ * arguments.cluster * sizeof(State));
   }
 
   // Once for all columns of a tile.
@@ -232,12 +226,12 @@ class TileExchange {
     } else {
       State* const of_blocks = of_teams + columns_ * parts;
       const int mine = blockIdx.x % cluster;
-      await_cluster();  // all have initialized their barriers
+      ArrivalBarrier::await_cluster();
       gather(of_teams, parts, [&](int at, int part, int lanes, const State& block) {
         for (int rank = part; rank < cluster; rank += lanes)
           complete_.send(block, of_blocks + at * cluster + mine, rank);
       });
-      complete_.wait(0);
+      complete_.wait();
       gather(of_blocks, cluster, [&](int at, int part, int, const State& all) {
         if (part == 0) whole_[at] = all;
       });

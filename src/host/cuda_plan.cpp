@@ -188,32 +188,29 @@ std::int64_t resident_rows(const Rows& rows, int cluster) {
 
 Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
-  Plan plan;
-  plan.cluster = 2;
+  int cluster = 2;
+  std::int64_t threads;  // of a block
   const std::int64_t room = device.multiprocessors / rows.count;
   if (room >= 2) {
     // few rows: as many blocks a row as the GPU has room for, and threads as long as all blocks run at once
-    while (plan.cluster < architecture.max_cluster &&
-           (plan.cluster * 2 <= room || threads_to_hold(rows, plan.cluster) > tuning::kClusterBlock))
-      plan.cluster *= 2;
-    const std::int64_t useful = divide_up(divide_up(rows.vectors, plan.cluster * std::int64_t{2}), kWarp) * kWarp;
-    const std::int64_t blocks = divide_up(rows.count * plan.cluster, device.multiprocessors * 10 / 11);
+    while (cluster < architecture.max_cluster &&
+           (cluster * 2 <= room || threads_to_hold(rows, cluster) > tuning::kClusterBlock))
+      cluster *= 2;
+    const std::int64_t useful = divide_up(divide_up(rows.vectors, cluster * std::int64_t{2}), kWarp) * kWarp;
+    const std::int64_t blocks = divide_up(rows.count * cluster, tuning::clustered(device.multiprocessors));
     const std::int64_t most = tuning::kMaxBlock / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
-    plan.block = static_cast<int>(std::max(threads_to_hold(rows, plan.cluster), std::min(useful, most)));
+    threads = std::max(threads_to_hold(rows, cluster), std::min(useful, most));
   } else {
-    int best = plan.cluster;  // the smallest that comes close to the most
-    for (int cluster = 2; cluster <= architecture.max_cluster; ++cluster)
-      if (resident_rows(rows, cluster) > resident_rows(rows, best)) best = cluster;
-    while (plan.cluster < architecture.max_cluster &&
-           100 * resident_rows(rows, plan.cluster) < tuning::kClusterFill * resident_rows(rows, best))
-      ++plan.cluster;
-    plan.block = static_cast<int>(threads_to_hold(rows, plan.cluster));
+    std::int64_t most = 0;
+    for (int size = 2; size <= architecture.max_cluster; ++size) most = std::max(most, resident_rows(rows, size));
+    // the smallest that comes close to the most
+    while (cluster < architecture.max_cluster && 100 * resident_rows(rows, cluster) < tuning::kClusterFill * most)
+      ++cluster;
+    threads = threads_to_hold(rows, cluster);
   }
-  if (plan.block > tuning::kMaxBlock || threads_to_hold(rows, plan.cluster) > tuning::kMaxBlock)
-    return {{}, "a row is wider than the registers of a cluster"};
-  const int cluster = plan.cluster, block = plan.block;
-  plan = row_plan(Regime::cluster, rows, std::int64_t{block} * cluster);
-  plan.block = block;
+  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
+  Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
+  plan.block = static_cast<int>(threads);
   plan.cluster = cluster;
   plan.grid = rows.count * cluster;
   plan.why = "a row fits in the registers of a cluster of blocks, small enough to overlap loading and storing";

@@ -17,9 +17,9 @@ namespace ndsoftmax::tuning {
 inline constexpr int kVectorBytes = 16;  // the widest access that every architecture since sm_75 has
 inline constexpr int kLineBytes = 128;   // of L1: a load of a warp takes a turn for every four lines it touches
 inline constexpr int kSectorBytes = 32;  // what memory moves at least
-inline constexpr int kStaticSharedBytes = 2 * 1024;                    // of a block, that its kernel declares at most
-inline constexpr int kMaxBlock = 1024;                                 // threads that CUDA allows a block
+inline constexpr int kMaxBlock = 1024;   // threads that CUDA allows a block
 inline constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;  // and blocks, a grid
+inline constexpr int kStaticSharedBytes = 2 * 1024;                    // of a block, that its kernel declares at most
 constexpr int dynamic_shared_bytes(int shared_bytes_per_block) { return shared_bytes_per_block - kStaticSharedBytes; }
 
 // 4-byte registers in which a thread holds its part of a row. With addresses and temporaries a kernel stays under 64
@@ -169,7 +169,9 @@ inline constexpr std::array kArchitectures{
     Architecture{.from_compute_capability = 0, .block_threads = kMaxBlock, .max_cluster = 1},
 };
 
-inline constexpr int kGpc = 16;                  // multiprocessors that clusters of a GPC have, at least
+inline constexpr int kGpc = 16;  // multiprocessors that clusters of a GPC have, at least
+// Those that clusters find room on: GPCs are not all whole. cudaOccupancyMaxActiveClusters says 120 of an H200's 132.
+constexpr int clustered(int multiprocessors) { return multiprocessors * 10 / 11; }
 inline constexpr int kClusterBlock = 256;        // threads of a block where rows are few: four blocks a multiprocessor
 inline constexpr int kClusterLeastThreads = 96;  // smaller blocks spend their time on meeting
 inline constexpr int kClusterFill = 92;          // per cent of the rows of the best size: rather smaller clusters

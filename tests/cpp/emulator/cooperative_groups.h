@@ -8,13 +8,6 @@ namespace cooperative_groups {
 struct cluster_group {
   void barrier_arrive() const { tickets() = ::emulator::arrive_cluster(); }
   void barrier_wait() const { ::emulator::wait_cluster(tickets()); }
-  void sync() const { ::emulator::wait_cluster(::emulator::arrive_cluster()); }
-  unsigned num_blocks() const { return ::emulator::cluster_size(); }
-  unsigned block_rank() const { return ::emulator::cluster_rank(); }
-  template <typename T>
-  T* map_shared_rank(T* shared, unsigned rank) const {
-    return static_cast<T*>(::emulator::map_to_rank(shared, rank));
-  }
 
  private:
   static unsigned& tickets() {

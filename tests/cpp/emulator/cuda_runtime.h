@@ -35,7 +35,6 @@ struct Index {
 
 void sync_block();
 void sync_warp(const void* mine, void* others, int bytes, int lane_mask);  // exchanges with lane ^ lane_mask
-unsigned cluster_rank();
 unsigned cluster_size();
 unsigned arrive_cluster();
 void wait_cluster(unsigned ticket);

@@ -48,7 +48,7 @@ struct Block {
   Barrier barrier;
   ucontext_t scheduler_context;
   jmp_buf scheduler;
-  unsigned running = 0, rank = 0;
+  unsigned running = 0;
   bool progress = false;
   Cluster* cluster = nullptr;
   void (*body)(void*) = nullptr;
@@ -114,7 +114,6 @@ void run_block(const cudaLaunchConfig_t& config, Cluster& cluster, unsigned inde
   here.warps.resize((threads + kWarp - 1) / kWarp);
   here.dynamic.resize(config.dynamicSmemBytes + 16);
   here.barrier.expected = threads;
-  here.rank = rank;
   here.cluster = &cluster;
   here.body = body;
   here.context = context;
@@ -162,7 +161,6 @@ void sync_warp(const void* mine, void* others, int bytes, int lane_mask) {
   wait(warp.barrier);
 }
 
-unsigned cluster_rank() { return block->rank; }
 unsigned cluster_size() { return static_cast<unsigned>(block->cluster->bases.size()); }
 
 // The ticket of an arrival is the number of arrivals that complete its phase.
