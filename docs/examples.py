@@ -4,7 +4,7 @@ python     is executed, page by page in one namespace; with >>> it must print wh
 console    what follows each `$ command` must be what the command prints; --write puts that there
 cpp        is an excerpt: it must stand in the file that its title names
 
-A block under <!-- needs a GPU --> runs where there is one.
+A block under <!-- needs a GPU --> runs where there is one; what its commands print is not compared: they measure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def wrong(page: Path) -> Iterator[str]:
             if block["body"] not in (ROOT / block["title"]).read_text(encoding="utf-8"):
                 yield f"{where}\nstands no longer in {block['title']}"
         elif block["language"] == "console":
-            if (now := _session(block["body"])) != block["body"]:
+            if (now := _session(block["body"])) != block["body"] and not block["gpu"]:
                 yield f"{where}\nnow prints\n{now}"
         elif ">>>" in block["body"]:
             test = doctest.DocTestParser().get_doctest(block["body"], names, where, str(page), 0)
@@ -59,7 +59,7 @@ def write(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
 
     def printed(block: re.Match[str]) -> str:
-        if block["language"] != "console" or (block["gpu"] and not torch.cuda.is_available()):
+        if block["language"] != "console" or block["gpu"]:
             return block[0]
         return block[0].replace(block["body"], _session(block["body"]))
 

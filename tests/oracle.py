@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,6 +86,20 @@ def errors(got: Tensor, exact: Tensor, *, log: bool) -> Tensor:
     same = (got.isinf() & (got == exact.to(got.dtype))) | (got.isnan() & exact.isnan())
     distance = ((got.double() - exact) / unit).abs().nan_to_num(nan=torch.inf)
     return torch.where(same, 0.0, distance)
+
+
+def true_errors(got: Tensor, x: Tensor, dim: int, *, log: bool) -> Tensor:
+    """:func:`errors` of softmax or log_softmax of x. For float64, float64 is no oracle: NumPy's long double is."""
+    if x.dtype != torch.float64:
+        return errors(got, forward(x, dim, log=log), log=log)
+    z = x.cpu().numpy().astype(np.longdouble)
+    shifted = z - z.max(dim, keepdims=True)
+    total = np.exp(shifted).sum(dim, keepdims=True)
+    exact = shifted - np.log(total) if log else np.exp(shifted) / total
+    rounded = torch.from_numpy(exact.astype(np.float64))
+    unit = torch.finfo(got.dtype).eps * rounded.abs().clamp(min=1) if log else ulp(rounded, got.dtype)
+    distance = np.abs(got.cpu().numpy().astype(np.longdouble) - exact)
+    return torch.from_numpy(distance.astype(np.float64)) / unit
 
 
 def assert_forward(got: Tensor, x: Tensor, dim: Dims, *, log: bool) -> None:

@@ -26,9 +26,10 @@ def test_forward_and_backward(capability: str) -> None:
     numeric = ("test_forward.py", "test_backward.py", "test_numbers.py")
     masked = ("test_forward", "test_backward")
     tests = [str(here / name) for name in (*numeric, *(f"test_masked.py::{name}" for name in masked))]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     result = subprocess.run(
         [sys.executable, "-c", script, "-q", "-p", "no:cacheprovider", "-k", "cpu", *tests],
-        env={**os.environ, "NDSOFTMAX_CPU_CAPABILITY": capability},
+        env={**environment, "NDSOFTMAX_CPU_CAPABILITY": capability},
         cwd=here.parent,
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ndsoftmax import _C, _masked
-from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype
+from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype, wrap_dims
 from ndsoftmax._arrays import as_tensor, is_array, like_array
 from ndsoftmax._library import FORWARD, normalize
 from ndsoftmax._masked import Causal, FullyMasked, Masking, as_masking
@@ -253,6 +253,8 @@ def _long_way(
             masking = masking._replace(bias=masking.bias.to(computed_dtype))
     if out is not None and plain and out.dim() <= _C.MAX_GROUPS:
         return _into(out, log, input, dims, masking)
+    if torch.compiler.is_dynamo_compiling():
+        wrap_dims(dims, input.dim())  # what an operator raises, Dynamo may wrap
     result = _result(plain, log, input, dims, dtype, masking)
     return result if out is None else out.copy_(result)
 

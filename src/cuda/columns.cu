@@ -7,7 +7,8 @@
 // lanes of a warp, whose states meet by shuffles, then warps, then blocks of a cluster. Each element is read once and
 // written once. Of 16 bits it stays as it was loaded and is exponentiated twice, which takes half of the registers;
 // wider ones are exponentiated in their place. What is missing at the end of dim is held as what counts for nothing.
-// Assumes: nothing fused; outer, dim and inner are one group each; vectors of all operands are aligned.
+// What is fused is applied to what is held, as it is to tiles (strided.cu).
+// Assumes: no diagonal; outer, dim and inner are one group each; vectors of all operands are aligned.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -23,7 +24,7 @@ struct ColumnsArguments {
   const Source* grad;
   typename Operation::Result* result;
   std::int64_t first_block;
-  std::int64_t outer_stride[kWhole], dim_stride[kWhole];
+  std::int64_t outer_stride[kOperandsOf<Operation>], dim_stride[kOperandsOf<Operation>];
   unsigned vectors;  // of columns
   unsigned inner;    // of them
   int dim;
@@ -31,6 +32,7 @@ struct ColumnsArguments {
   int items;  // that any thread has of them
   int log2_run, log2_along, log2_lanes;
   int cluster;
+  Fusing<Operation> fusing;
 };
 
 // The states of the columns of one vector: they move through shared memory 16 bytes at a time.
@@ -74,7 +76,7 @@ class ColumnsExchange {
       for (int rank = threadIdx.x / columns_; rank < cluster_; rank += blockDim.x / columns_)
         complete_.send(block, of_blocks + mine * columns_ + i, rank);
       complete_.wait();
-      if (threadIdx.x < columns_) whole->state[i] = combined(of_blocks + i, cluster_);
+      if (static_cast<int>(threadIdx.x) < columns_) whole->state[i] = combined(of_blocks + i, cluster_);
     }
     __syncthreads();
     return whole[column];
@@ -130,7 +132,7 @@ class HeldColumns {
   using Term = typename Operation::Term;
   using States = VectorStates<Operation>;
   static constexpr bool kForward = Operation::kDirection == Direction::forward;
-  static constexpr bool kRaw = tuning::holds_raw(sizeof(Source), false);
+  static constexpr bool kRaw = sizeof(Source) == 2;
   static constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
   static constexpr int kTogether = tuning::columns_together(kItems);
 
@@ -155,12 +157,31 @@ class HeldColumns {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           source_[first + i] = nothing();
-          if constexpr (!kForward) grad_[first + i] = nothing();
+          if constexpr (!kForward) grad_[first + i] = {};
           if (first + i >= mine) continue;
           source_[first + i] = Held::load(source);
           source = advanced(source, source_step);
           if constexpr (!kForward) grad_[first + i] = Held::load(grad), grad = advanced(grad, grad_step);
         }
+      }
+    });
+  }
+
+  // Applies what is fused. Calls line(item) for what that is at an item.
+  template <typename LineOf>
+  __device__ __forceinline__ void apply(const LineOf& line, Real scale) {
+    scale_ = scale;
+    each([&](int first) {
+      Extras<Operation, kVector> extras[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+        if (first + i < mine_) line(first + i).load(0, extras[i]);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i >= mine_) continue;
+        const auto fused = line(first + i);
+        fused.resolve(0, extras[i]);
+        fused.apply(0, extras[i], source_[first + i], grad_[kForward ? 0 : first + i]);
       }
     });
   }
@@ -185,7 +206,7 @@ class HeldColumns {
         most = most.larger(other);
       });
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) states.state[k].max = most.widened(k);
+      for (int k = 0; k < kVector; ++k) states.state[k].max = most.widened(k) * scale_;
     } else if constexpr (kForward) {
       each_terms(
           [&](int, int k, Term(&terms)[kTogether]) { Operation::template raise<kTogether>(states.state[k], terms); });
@@ -206,30 +227,35 @@ class HeldColumns {
     });
     over_lanes([&](int offset) {
 #pragma unroll
-      for (auto& state : states.state) state.sum += __shfl_xor_sync(kAllLanes, state.sum, offset);
+      for (auto& state : states.state) {
+        state.sum += __shfl_xor_sync(kAllLanes, state.sum, offset);
+        if constexpr (Operation::kFused && !kForward) state.living += __shfl_xor_sync(kAllLanes, state.living, offset);
+      }
     });
     return states;
   }
 
   // Where the threads along dim are these lanes, and where they are more.
-  __device__ __forceinline__ static Finishes finish(const States& rows) {
+  __device__ __forceinline__ static Finishes finish(const States& rows, const Fusing<Operation>& fusing) {
     Finishes finish;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) finish.of[k] = Operation::finish(rows.state[k]);
+    for (int k = 0; k < kVector; ++k) finish.of[k] = settled<Operation>(Operation::finish(rows.state[k]), fusing);
     return finish;
   }
-  __device__ __forceinline__ static Finishes finish(const States& held, const States& rows) {
-    Finishes finish = HeldColumns::finish(rows);
-    if constexpr (!kRaw)
+  __device__ __forceinline__ static Finishes finish(const States& held, const States& rows,
+                                                    const Fusing<Operation>& fusing) {
+    if constexpr (kRaw) return finish(rows, fusing);
+    Finishes finish;
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) finish.of[k] = Operation::finish(held.state[k], rows.state[k]);
+    for (int k = 0; k < kVector; ++k)
+      finish.of[k] = settled<Operation>(Operation::finish(held.state[k], rows.state[k]), fusing);
     return finish;
   }
 
   __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step) const {
     const auto store = [&](int item) {
       const auto vector = Vec<Result, kVector>::narrowed(
-          [&](int k) { return kRaw ? finish.of[k].again(term(item, k), true) : finish.of[k](term(item, k), true); });
+          [&](int k) { return kRaw ? finish.of[k].again(term(item, k)) : finish.of[k](term(item, k)); });
       store_if(item < mine_, vector, result);
       result = advanced(result, step);
     };
@@ -275,21 +301,24 @@ class HeldColumns {
 
   __device__ __forceinline__ Term term(int item, int k) const {
     if constexpr (kForward)
-      return Operation::term(source_[item].widened(k), 0);
+      return Operation::term(source_[item].widened(k) * scale_, 0);
     else
       return Operation::term(source_[item].widened(k), grad_[item].widened(k));
   }
 
-  // Backward, a gradient of 0 adds nothing to a sum.
+  // Backward, a gradient of 0 adds nothing to a sum, and the output matters to none but fused operations.
   __device__ __forceinline__ static Held nothing() {
     if constexpr (kForward)
       return Held::filled(Operation::nothing());
+    else if constexpr (Operation::kFused)
+      return Held::filled(Operation::kEmpty);
     else
       return {};
   }
 
   Held source_[kItems], grad_[kForward ? 1 : kItems];
   int mine_, items_;
+  Real scale_ = 1;
 };
 
 // Where the vector of columns of a thread is.
@@ -324,8 +353,36 @@ struct Place {
               mine, arguments.items);
   }
   template <typename Held>
-  __device__ __forceinline__ void store(const Held& held, const typename Held::Finishes& finish) const {
-    if (exists) held.store(finish, arguments.result + offset(kResult), step(kResult));
+  __device__ __forceinline__ void apply_fused(Held& held) const {
+    if constexpr (Operation::kFused) held.apply([&](int item) { return line(item); }, scale_left(arguments.fusing));
+  }
+  template <typename Held>
+  __device__ __forceinline__ void store(const Held& held, const typename Held::Finishes& finish, int mine) const {
+    if (!exists) return;
+    typename Operation::Result* const result = arguments.result + offset(kResult);
+    held.store(finish, result, step(kResult));
+    if constexpr (Operation::kFused)
+#pragma unroll
+      for (int k = 0; k < Held::kVector; ++k) {  // of tainted columns, which are rare
+        if (__builtin_expect(!finish.of[k].taints(), 1)) continue;
+#pragma unroll 1
+        for (int item = 0; item < mine; ++item)
+          if (finish.of[k].clears(line(item).includes(k)))
+            advanced(result, item * step(kResult))[k] = narrow<typename Operation::Result>(Operation::kExcluded);
+      }
+  }
+
+ private:
+  // The columns at an element of dim, as neighbours along a line.
+  __device__ __forceinline__ auto line(int item) const {
+    constexpr int kVector = tuning::kVectorBytes / sizeof(typename Operation::Source);
+    const std::int64_t element = row + (static_cast<std::int64_t>(item) << arguments.log2_along);
+    const auto offset = [&](int operand, int step) {
+      return outer * arguments.outer_stride[operand] + static_cast<std::int64_t>(inner) * kVector * step +
+             element * arguments.dim_stride[operand];
+    };
+    return FusedLine<Operation, int, kVector>(arguments.fusing, offset(kMask, arguments.fusing.mask_step),
+                                              offset(kBias, arguments.fusing.bias_step), kVector);
   }
 };
 
@@ -348,8 +405,10 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
       PlaceOf(arguments, first + turn * blockDim.x, 0).load(held[turn], arguments.items, arguments.items);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
+      const PlaceOf place(arguments, first + turn * blockDim.x, 0);
+      place.apply_fused(held[turn]);
       const auto states = held[turn].reduce(1, 1);
-      PlaceOf(arguments, first + turn * blockDim.x, 0).store(held[turn], HeldOf::finish(states));
+      place.store(held[turn], HeldOf::finish(states, arguments.fusing), arguments.items);
     }
   } else {
     const int along = 1 << arguments.log2_along, lanes = 1 << arguments.log2_lanes, cluster = arguments.cluster;
@@ -370,15 +429,19 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
     const PlaceOf place(arguments, tile * width + thread.column, begin + thread.along);
     const int rows = max(0, min(arguments.rows, arguments.dim - begin));
     HeldOf held;
-    place.load(held, rows >> arguments.log2_along, (rows - thread.along + along - 1) >> arguments.log2_along);
+    const int mine = (rows - thread.along + along - 1) >> arguments.log2_along;
+    place.load(held, rows >> arguments.log2_along, mine);
+    place.apply_fused(held);
     const auto states = held.reduce(lanes, 1 << arguments.log2_run);
     typename HeldOf::Finishes finish;
     if (exchange.needless())
-      finish = HeldOf::finish(states);
+      finish = HeldOf::finish(states, arguments.fusing);
     else
-      finish = HeldOf::finish(states, exchange(states, thread.column, thread.along >> arguments.log2_lanes,
-                                               (thread.along & (lanes - 1)) == 0));
-    place.store(held, finish);
+      finish = HeldOf::finish(states,
+                              exchange(states, thread.column, thread.along >> arguments.log2_lanes,
+                                       (thread.along & (lanes - 1)) == 0),
+                              arguments.fusing);
+    place.store(held, finish, mine);
   }
 }
 
@@ -386,7 +449,7 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
 
 void launch_columns(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   const int along = plan.threads_per_row / plan.cluster;
-  visit_operation<false>(problem, [&]<typename Operation>() {
+  visit_operation(problem, [&]<typename Operation>() {
     using Source = typename Operation::Source;
     constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
     ColumnsArguments<Operation> arguments{};
@@ -394,10 +457,11 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.grad = static_cast<const Source*>(pointers.grad);
     arguments.result = static_cast<typename Operation::Result*>(pointers.result);
     const auto log2 = [](int x) { return std::bit_width(static_cast<unsigned>(x)) - 1; };
-    for (const int operand : {kSource, kGrad, kResult}) {
+    for (int operand = 0; operand < kOperandsOf<Operation>; ++operand) {
       arguments.outer_stride[operand] = problem.outer.rank == 0 ? 0 : problem.outer.groups[0].stride[operand];
       arguments.dim_stride[operand] = problem.dim.rank == 0 ? 0 : problem.dim.groups[0].stride[operand];
     }
+    arguments.fusing = fusing_of<Operation>(problem, pointers, problem.inner.groups[0], false);
     arguments.vectors = static_cast<unsigned>(problem.outer.size * problem.inner.size / kVector);
     arguments.inner = static_cast<unsigned>(problem.inner.size / kVector);
     arguments.dim = static_cast<int>(problem.dim.size);

@@ -84,20 +84,26 @@ inline std::int64_t extent(const Problem& problem, Operand operand) {
   return last + 1;
 }
 
+// `neighbours`: along these, threads have several elements. `ragged`: and perhaps some that are none.
 template <typename Operation>
-Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers) {
+Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers, const Group& neighbours, bool ragged) {
   if constexpr (Operation::kFused) {
     const Fused& fused = problem.fused;
-    const auto* mask = static_cast<const std::uint8_t*>(pointers.mask);
-    return {mask,
-            mask + (mask ? extent(problem, kMask) : 0),
-            pointers.bias,
-            fused.bias_dtype != problem.source,
-            fused.mask_includes,
-            fused.causal,
-            fused.dead_rows_are_zero,
-            static_cast<typename Operation::Real>(fused.scale),
-            fused.diagonal};
+    Fusing<Operation> fusing{};
+    fusing.mask = static_cast<const std::uint8_t*>(pointers.mask);
+    if (fused.mask) fusing.mask_end = fusing.mask + extent(problem, kMask);
+    fusing.bias = static_cast<const std::uint8_t*>(pointers.bias);
+    if (fused.bias) fusing.bias_end = fusing.bias + extent(problem, kBias) * size_of(fused.bias_dtype);
+    fusing.mask_step = static_cast<int>(neighbours.stride[kMask]);
+    fusing.bias_step = static_cast<int>(neighbours.stride[kBias]);
+    fusing.cut = ragged || fused.causal;
+    fusing.bias_is_real = fused.bias_dtype != problem.source;
+    fusing.causal = fused.causal;
+    fusing.dead_rows_are_zero = fused.dead_rows_are_zero;
+    fusing.mask_flip = fused.mask_includes ? Excluded<1>::kAll : 0;
+    fusing.scale = static_cast<typename Operation::Real>(fused.scale);
+    fusing.diagonal = fused.diagonal;
+    return fusing;
   } else {
     return {};
   }
@@ -120,21 +126,20 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.rows_per_block = plan.rows_per_block;
   arguments.ragged = plan.ragged;
   arguments.outer = decltype(arguments.outer)(problem.outer);
-  arguments.mask_step = problem.dim.groups[0].stride[kMask];
-  arguments.bias_step = problem.dim.groups[0].stride[kBias];
-  arguments.fusing = fusing_of<Operation>(problem, pointers);
+  const bool whole = plan.passes == 1 && problem.dim.size % (std::int64_t{plan.threads_per_row} * plan.vector) == 0;
+  arguments.fusing = fusing_of<Operation>(problem, pointers, problem.dim.groups[0],
+                                             plan.ragged || plan.staged || !whole);
   return arguments;
 }
 
 // Calls visitor(vectors), a constant: how many a thread holds of a row of the block and cluster regimes.
 template <typename Operation, typename Visitor>
 void visit_held(const Plan& plan, const Visitor& visitor) {
-  constexpr int kBytes = sizeof(typename Operation::Source), kOperandsHeld = kHeldOperands<Operation>;
-  constexpr int kVectors = tuning::held_vectors(kBytes, kOperandsHeld);
-  if (plan.items <= kVectors)
-    visitor(std::integral_constant<int, kVectors>{});
+  if (plan.items <= kHeldVectors<Operation>)
+    visitor(std::integral_constant<int, kHeldVectors<Operation>>{});
   else  // as they were loaded
-    visitor(std::integral_constant<int, tuning::most_held_vectors(kBytes, kOperandsHeld, Operation::kFused)>{});
+    visitor(std::integral_constant<int, tuning::most_held_vectors(sizeof(typename Operation::Source),
+                                                                  Operation::kDirection, Operation::kFused)>{});
 }
 
 // What one launch of a kernel that reads its source twice does: all of it, or only one of the two passes.

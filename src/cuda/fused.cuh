@@ -1,24 +1,13 @@
-// What may be fused into a softmax: a mask, a bias, a scale and a diagonal, each at run time. A thread asks for the
-// neighbouring elements it works on and gets, for each, whether it is included and what is added to it. Masks and
-// biases are read where they lie, through strides of their own; operations that fuse nothing get empty types instead.
+// What may be fused into a softmax: a mask, a bias, a scale and a diagonal, each at run time. Masks and biases are read
+// where they lie, through strides of their own. Terms of excluded elements become nothing(), which comes to the result
+// of an excluded element by itself; only rows with a NaN, an infinity or nothing at all need another look (clean()).
 #pragma once
 
 #include "cuda/operation.cuh"
 
 namespace ndsoftmax::cuda {
 
-// The elements among first, …, first + N - 1 that lie in [0, end), as bits.
-template <int N, typename Index>
-__device__ __forceinline__ unsigned inside_bits(Index first, Index end) {
-  constexpr unsigned kAll = (1u << N) - 1;
-  if (first >= end || first <= -N) return 0;
-  unsigned bits = kAll;
-  if (first + N > end) bits &= kAll >> (first + N - end);
-  if (first < 0) bits &= kAll << -first;
-  return bits;
-}
-
-// Of one launch.
+// Of one launch. Operations that fuse nothing have an empty one.
 template <typename Operation, bool = Operation::kFused>
 struct Fusing {};
 
@@ -26,170 +15,301 @@ template <typename Operation>
 struct Fusing<Operation, true> {
   using Real = typename Operation::Real;
 
-  const std::uint8_t* mask;  // null: none
-  const std::uint8_t* mask_end;
-  const void* bias;   // null: none
-  bool bias_is_real;  // or else of the source's type
-  bool mask_includes;
+  const std::uint8_t *mask, *mask_end;  // null: none
+  const std::uint8_t *bias, *bias_end;  // null: none
+  int mask_step, bias_step;             // from a neighbour to the next; 0: all have one
+  bool cut;                             // lines may end before what a thread has of them
+  bool bias_is_real;                    // or else of the source's type
   bool causal;
   bool dead_rows_are_zero;
+  unsigned mask_flip;  // 0: excluded where the mask is not 0. Excluded::kAll: where it is
   Real scale;
   std::int64_t diagonal;
+
+  __device__ __forceinline__ bool excludes(std::uint8_t mask_of_element) const {
+    return (mask_of_element != 0) == (mask_flip == 0);
+  }
 };
 
 // What finishes a row or a column, once it is decided what a dead one gets.
 template <typename Operation>
 __device__ __forceinline__ typename Operation::Finish settled(typename Operation::Finish finish,
                                                               const Fusing<Operation>& fusing) {
-  if constexpr (Operation::kFused) finish.settle(fusing.dead_rows_are_zero);
+  if constexpr (Operation::kFused) finish.settle(fusing.dead_rows_are_zero, fusing.scale);
   return finish;
 }
 
-// Where the mask and the bias of neighbouring elements are: offsets of the first of them, and from one to the next.
-struct Line {
-  std::int64_t mask, mask_step, bias, bias_step;
-};
+// Which of N neighbouring elements are excluded: the highest bit of a byte each.
+template <int N>
+struct Excluded {
+  static constexpr int kWords = (N + 3) / 4;
+  static constexpr unsigned kAll = 0x80808080u;
 
-// What a thread knows of N neighbouring elements beside their values.
-template <typename Operation, int N, bool = Operation::kFused>
-struct Extras {
-  __device__ __forceinline__ static constexpr bool include(int) { return true; }
-};
+  unsigned words[kWords];
 
-// load() only loads, so that the loads of several vectors are under way together; resolve() looks at what has come, and
-// fetches element by element what no vector could. Both are given the same elements, those among the N whose bit in
-// `touchable` is set.
-template <typename Operation, int N>
-class Extras<Operation, N, true> {
- public:
-  using Real = typename Operation::Real;
-  using Source = typename Operation::Source;
-  static constexpr bool kForward = Operation::kDirection == Direction::forward;
-
-  __device__ __forceinline__ bool include(int k) const { return included_ >> k & 1; }
-
-  __device__ __forceinline__ void load(const Fusing<Operation>& fusing, const Line& line, unsigned touchable) {
-    if (touchable == 0) return;
-    if (fusing.mask != nullptr) {
-      const std::uint8_t* const mask = fusing.mask + line.mask;
-      if (is_single(line.mask_step)) {
-        mask_[0] = *mask;
-      } else if (in_words(fusing, line)) {
-        const unsigned* const words = word_of(mask);
+  __device__ __forceinline__ bool operator[](int k) const { return (words[k / 4] >> (k % 4 * 8) & 0x80u) != 0; }
+  __device__ __forceinline__ void add(int k) { words[k / 4] |= 0x80u << k % 4 * 8; }
+  __device__ __forceinline__ static Excluded filled(unsigned word) {
+    Excluded excluded;
 #pragma unroll
-        for (int i = 0; i < kWords; ++i) mask_[i] = words[i];
-        if (shift_of(mask) != 0) mask_[kWords] = words[kWords];
-      }
-    }
-    if constexpr (kForward) {
-      if (fusing.bias == nullptr) return;
-      if (sizeof(Source) == 2 && fusing.bias_is_real)
-        load_bias(static_cast<const Real*>(fusing.bias) + line.bias, line, touchable);
-      else
-        load_bias(static_cast<const Source*>(fusing.bias) + line.bias, line, touchable);
-    }
+    for (unsigned& each : excluded.words) each = word;
+    return excluded;
   }
+};
 
-  __device__ __forceinline__ void resolve(const Fusing<Operation>& fusing, const Line& line, unsigned touchable) {
-    included_ = touchable;
-    if (touchable == 0) return;
-    if (fusing.mask != nullptr) {
-      const unsigned set = mask_bits(fusing, line, touchable);
-      included_ &= fusing.mask_includes ? set : ~set;
-    }
-    if constexpr (kForward) {
-      if (fusing.bias == nullptr) return;
-      if (sizeof(Source) == 2 && fusing.bias_is_real)
-        resolve_bias(static_cast<const Real*>(fusing.bias) + line.bias, line, touchable);
-      else
-        resolve_bias(static_cast<const Source*>(fusing.bias) + line.bias, line, touchable);
-    }
-  }
+// Bytes of a mask, as they were loaded: the words they lie in, of which the first may begin before them.
+template <int N>
+struct MaskBytes {
+  unsigned words[N / 4 + 1];
 
-  __device__ __forceinline__ typename Operation::Term term(const Fusing<Operation>& fusing, Real source, Real grad,
-                                                           int k) const {
-    if (!include(k)) return Operation::nothing();
-    if constexpr (kForward)
-      return Operation::term(source * fusing.scale + bias_[k], 0);
-    else
-      return Operation::term(source, grad * fusing.scale);
-  }
-
- private:
-  static constexpr int kWords = N / 4;  // of a mask, and one more where it does not start with a word
-
-  // Whether one value is all there is for the N elements.
-  __device__ __forceinline__ static bool is_single(std::int64_t step) { return N == 1 || step == 0; }
-
+  // How many bits the first of these bytes is away from the beginning of its word.
   __device__ __forceinline__ static unsigned shift_of(const std::uint8_t* at) {
     return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(at) % 4 * 8);
   }
-  __device__ __forceinline__ static const unsigned* word_of(const std::uint8_t* at) {
-    return reinterpret_cast<const unsigned*>(reinterpret_cast<std::uintptr_t>(at) & ~std::uintptr_t{3});
-  }
 
-  // Whether the bytes are read as the words they lie in, which must not reach out of the mask.
-  __device__ __forceinline__ static bool in_words(const Fusing<Operation>& fusing, const Line& line) {
-    if (kWords == 0 || line.mask_step != 1) return false;
-    const std::uint8_t* const mask = fusing.mask + line.mask;
-    const auto* const first = reinterpret_cast<const std::uint8_t*>(word_of(mask));
-    return first >= fusing.mask && first + 4 * (kWords + (shift_of(mask) != 0)) <= fusing.mask_end;
-  }
-
-  // Bit k: whether the mask of element k is not 0.
-  __device__ __forceinline__ unsigned mask_bits(const Fusing<Operation>& fusing, const Line& line,
-                                                unsigned touchable) const {
-    const std::uint8_t* const mask = fusing.mask + line.mask;
-    if (is_single(line.mask_step)) return mask_[0] != 0 ? ~0u : 0u;
-    unsigned bits = 0;
-    if (in_words(fusing, line)) {
-      const unsigned shift = shift_of(mask);
+  __device__ __forceinline__ void load(const std::uint8_t* at, unsigned shift) {
+    const auto* const from = reinterpret_cast<const unsigned*>(at - shift / 8);
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        const unsigned word = shift == 0 ? mask_[i] : __funnelshift_r(mask_[i], mask_[i + 1], shift);
-        const unsigned ones = ((((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) >> 7) & 0x01010101u;
-        bits |= (ones * 0x10204080u >> 28) << 4 * i;  // the product gathers four bits at its top
+    for (int i = 0; i < N / 4; ++i) words[i] = from[i];
+    words[N / 4] = shift != 0 ? from[N / 4] : 0;
+  }
+
+  // The same byte by byte: where words would reach out of the mask, or hold other elements. Those that has(k) only.
+  template <typename Has>
+  __device__ __forceinline__ void gather(const std::uint8_t* at, std::int64_t step, unsigned shift, const Has& has) {
+    constexpr int kTop = (N - 1) / 4;
+#pragma unroll
+    for (unsigned& word : words) word = 0;
+#pragma unroll 1
+    for (int k = 0; k < N; ++k, at += step) {
+#pragma unroll
+      for (int i = 0; i < kTop; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8);
+      words[kTop] = words[kTop] >> 8 | (has(k) ? static_cast<unsigned>(*at) : 0) << 24;
+    }
+    if constexpr (N < 4) words[0] >>= 32 - 8 * N;
+    if (N < 4 || shift == 0) return;
+#pragma unroll
+    for (int i = N / 4; i >= 0; --i) words[i] = words[i] << shift | (i > 0 ? words[i - 1] >> (32 - shift) : 0);
+  }
+
+  __device__ __forceinline__ Excluded<N> excluded(unsigned shift, unsigned flip) const {
+    Excluded<N> excluded;
+#pragma unroll
+    for (int i = 0; i < Excluded<N>::kWords; ++i) {
+      unsigned word = words[i];
+      if constexpr (N >= 4) word = __funnelshift_r(word, words[i + 1], shift);
+      excluded.words[i] = (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) ^ flip;
+    }
+    return excluded;
+  }
+};
+
+// Puts `value` in the place of excluded elements.
+template <typename T, int N>
+__device__ __forceinline__ void replace(Vec<T, N>& vector, const Excluded<N>& excluded, Accumulator<T> value) {
+  const auto filled = Vec<T, N>::filled(value);
+  if constexpr (Vec<T, N>::kPaired) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const unsigned pair = sign_of_bytes(excluded.words[i / 2], i % 2 == 0 ? 0x9988u : 0xbbaau);
+      vector.words[i] = (vector.words[i] & ~pair) | (filled.words[i] & pair);
+    }
+  } else {
+    constexpr int kWords = static_cast<int>(sizeof(vector.words) / 4) / N;  // of an element
+#pragma unroll
+    for (int i = 0; i < kWords * N; ++i)
+      if (excluded[i / kWords]) vector.words[i] = filled.words[i];
+  }
+}
+
+// What is loaded for N neighbouring elements beside their values.
+template <typename Operation, int N, bool = Operation::kFused>
+struct Extras {};
+
+template <typename Operation, int N>
+struct Extras<Operation, N, true> {
+  MaskBytes<N> mask;
+  Excluded<N> excluded;
+};
+
+// What is left to multiply by after FusedLine::apply().
+template <typename Operation>
+__device__ __forceinline__ typename Operation::Real scale_left(const Fusing<Operation>& fusing) {
+  if constexpr (Operation::kFused && Operation::kDirection == Direction::forward &&
+                sizeof(typename Operation::Source) == 2)
+    return fusing.scale;
+  else
+    return 1;
+}
+
+// Where masks and biases of a line of elements lie, some of whose neighbours a thread works on at a time: of a row, at
+// most. It has `reach` elements, before the diagonal.
+template <typename Operation, typename Index, int N>
+class FusedLine {
+ public:
+  using Source = typename Operation::Source;
+  using Real = typename Operation::Real;
+  using Term = typename Operation::Term;
+  using ExtrasOf = Extras<Operation, N>;
+  static constexpr bool kForward = Operation::kDirection == Direction::forward;
+
+  FusedLine() = default;
+
+  // `phase`: elements before the line with which its neighbours begin.
+  __device__ __forceinline__ FusedLine(const Fusing<Operation>& fusing, std::int64_t mask, std::int64_t bias,
+                                       Index reach, int phase = 0)
+      : fusing_(&fusing), mask_(fusing.mask + mask), reach_(reach) {
+    if (fusing.mask != nullptr && fusing.mask_step == 1 && N >= 4) {
+      shift_ = MaskBytes<N>::shift_of(mask_ - phase);
+      if (fusing.cut || shift_ != 0) {
+        const int before = static_cast<int>(shift_ / 8), more = shift_ != 0 ? 4 - before : 0;
+        mask_words_ = range(fusing.mask - mask_ + before, fusing.mask_end - mask_ - N - more);
       }
+    } else {
+      mask_words_ = Range{0, -1};
+    }
+    if (kForward && fusing.bias != nullptr) {
+      const int bytes = with_real_bias() ? sizeof(Real) : sizeof(Source), log2_bytes = bytes == 8 ? 3 : bytes / 2;
+      const int unit = bytes * N < tuning::kVectorBytes ? bytes * N : tuning::kVectorBytes;
+      bias_ = fusing.bias + (bias << log2_bytes);
+      if (fusing.bias_step != 1 || reinterpret_cast<std::uintptr_t>(bias_ - phase * bytes) % unit != 0)
+        bias_vectors_ = Range{0, -1};
+      else if (fusing.cut)
+        bias_vectors_ = range((fusing.bias - bias_) >> log2_bytes, ((fusing.bias_end - bias_) >> log2_bytes) - N);
+    }
+  }
+
+  __device__ __forceinline__ Index reach() const { return reach_; }
+
+  // Only loads, so that the loads of several vectors are under way together.
+  __device__ __forceinline__ void load(Index first, ExtrasOf& extras) const {
+    if constexpr (N == 1) {
+      extras.mask.words[0] =
+          fusing_->mask != nullptr && has(first) ? mask_[static_cast<std::int64_t>(first) * fusing_->mask_step] : 0;
+      return;
+    }
+    if (fusing_->mask == nullptr) return;
+    if (N >= 4 && mask_words_.has(first))
+      extras.mask.load(mask_ + first, shift_);
+    else if (fusing_->mask_step == 0)
+      extras.mask.words[0] = *mask_;
+    else
+      extras.mask.gather(mask_ + static_cast<std::int64_t>(first) * fusing_->mask_step, fusing_->mask_step, shift_,
+                         [&](int k) { return has(first + k); });
+  }
+
+  // Once, after load(): looks at the mask and the diagonal.
+  __device__ __forceinline__ void resolve(Index first, ExtrasOf& extras) const {
+    using ExcludedOf = Excluded<N>;
+    if (fusing_->mask == nullptr)
+      extras.excluded = ExcludedOf::filled(0);
+    else if (N == 1 || fusing_->mask_step == 0)
+      extras.excluded = ExcludedOf::filled((extras.mask.words[0] != 0) == (fusing_->mask_flip == 0) ? ExcludedOf::kAll : 0);
+    else
+      extras.excluded = extras.mask.excluded(shift_, fusing_->mask_flip);
+    if constexpr (N == 1) {
+      if (!has(first)) extras.excluded = ExcludedOf::filled(ExcludedOf::kAll);
+      return;
+    }
+    if (!fusing_->cut || (first >= 0 && first + N <= reach_)) return;
+    if (first >= reach_) {
+      extras.excluded = ExcludedOf::filled(ExcludedOf::kAll);
     } else {
 #pragma unroll
       for (int k = 0; k < N; ++k)
-        if (touchable >> k & 1) bits |= static_cast<unsigned>(mask[k * line.mask_step] != 0) << k;
-    }
-    return bits;
-  }
-
-  template <typename T>
-  __device__ __forceinline__ static bool is_vector(const T* at, const Line& line, unsigned touchable) {
-    constexpr int kBytes = sizeof(T) * N < tuning::kVectorBytes ? sizeof(T) * N : tuning::kVectorBytes;
-    return line.bias_step == 1 && touchable == (1u << N) - 1 && reinterpret_cast<std::uintptr_t>(at) % kBytes == 0;
-  }
-
-  template <typename T>
-  __device__ __forceinline__ void load_bias(const T* at, const Line& line, unsigned touchable) {
-    if (is_single(line.bias_step)) {
-      bias_[0] = widen(*at);
-    } else if (is_vector(at, line, touchable)) {
-      const auto vector = Vec<T, N>::load(at);
-#pragma unroll
-      for (int k = 0; k < N; ++k) bias_[k] = vector.widened(k);
+        if (!has(first + k)) extras.excluded.add(k);
     }
   }
 
-  template <typename T>
-  __device__ __forceinline__ void resolve_bias(const T* at, const Line& line, unsigned touchable) {
-    if (is_single(line.bias_step)) {
+  // Forward, of the elements with these values. The bias is loaded only here: others hide the time that takes, and what
+  // is held has the registers.
+  template <typename Values>
+  __device__ __forceinline__ void terms(Index first, const ExtrasOf& extras, const Values& value, Term* terms) const {
+    if constexpr (N == 1) {  // without a branch, as there may be many
+      Real bias = 0;
+      if (fusing_->bias != nullptr && has(first)) {
+        const std::int64_t at = static_cast<std::int64_t>(first) * fusing_->bias_step;
+        bias = with_real_bias() ? reinterpret_cast<const Real*>(bias_)[at]
+                                : widen(reinterpret_cast<const Source*>(bias_)[at]);
+      }
+      terms[0] = value(0) * fusing_->scale + bias;
+    } else if (fusing_->bias == nullptr) {
 #pragma unroll
-      for (int k = 1; k < N; ++k) bias_[k] = bias_[0];
-    } else if (!is_vector(at, line, touchable)) {
+      for (int k = 0; k < N; ++k) terms[k] = value(k) * fusing_->scale;
+    } else if (with_real_bias()) {
+      add_bias<Real>(first, value, terms);
+    } else {
+      add_bias<Source>(first, value, terms);
+    }
+    if (N == 1 || excludes_some())
 #pragma unroll
       for (int k = 0; k < N; ++k)
-        if (touchable >> k & 1) bias_[k] = widen(at[k * line.bias_step]);
+        if (extras.excluded[k]) terms[k] = Operation::nothing();
+  }
+
+  // Puts terms in the place of what was loaded. Forward, 16 bits would round a bias and a scale: there, only nothing()
+  // is put, and the scale, which must be positive, is left to who takes terms from it (scale_left()).
+  __device__ __forceinline__ void apply(Index first, const ExtrasOf& extras, Vec<Source, N>& source,
+                                        Vec<Source, N>& grad) const {
+    if constexpr (!kForward) {
+      if (!excludes_some()) return;
+      replace(source, extras.excluded, Operation::nothing().output);
+      replace(grad, extras.excluded, Operation::nothing().grad);
+    } else if constexpr (sizeof(Source) == 2) {
+      if (excludes_some()) replace(source, extras.excluded, Operation::nothing());
+    } else {
+      Term all[N];
+      terms(first, extras, [&](int k) { return source.widened(k); }, all);
+      source = Vec<Source, N>::narrowed([&](int k) { return all[k]; });
     }
   }
 
-  unsigned included_ = 0;
-  unsigned mask_[kWords + 1];
-  Real bias_[kForward ? N : 1]{};
+  // Looks again.
+  __device__ __forceinline__ bool includes(Index element) const {
+    if (element >= reach_) return false;
+    return fusing_->mask == nullptr ||
+           !fusing_->excludes(mask_[static_cast<std::int64_t>(element) * fusing_->mask_step]);
+  }
+
+ private:
+  // Of elements that may be the first of N.
+  struct Range {
+    Index first = -N, last = std::numeric_limits<Index>::max();
+    __device__ __forceinline__ bool has(Index element) const { return element >= first && element <= last; }
+  };
+  __device__ __forceinline__ static Range range(std::int64_t first, std::int64_t last) {
+    constexpr std::int64_t kLast = std::numeric_limits<Index>::max();
+    return {static_cast<Index>(first > -N ? (first < kLast ? first : kLast) : -N),
+            static_cast<Index>(last > -N ? (last < kLast ? last : kLast) : -N - 1)};
+  }
+
+  __device__ __forceinline__ bool has(Index element) const { return element >= 0 && element < reach_; }
+  __device__ __forceinline__ bool excludes_some() const { return fusing_->mask != nullptr || fusing_->cut; }
+  __device__ __forceinline__ bool with_real_bias() const { return sizeof(Source) != 2 || fusing_->bias_is_real; }
+
+  template <typename T, typename Values>
+  __device__ __forceinline__ void add_bias(Index first, const Values& value, Term* terms) const {
+    const T* const at = reinterpret_cast<const T*>(bias_) + static_cast<std::int64_t>(first) * fusing_->bias_step;
+    Vec<T, N> bias;
+    if (bias_vectors_.has(first)) {
+      bias = Vec<T, N>::load(at);
+    } else if (fusing_->bias_step == 0) {
+      bias = Vec<T, N>::filled(widen(*at));
+    } else {
+      bias = Vec<T, N>::filled(0);
+#pragma unroll 1
+      for (int k = 0; k < N; ++k) bias.push(has(first + k), at + static_cast<std::int64_t>(k) * fusing_->bias_step);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) terms[k] = value(k) * fusing_->scale + bias.widened(k);
+  }
+
+  const Fusing<Operation>* fusing_;
+  const std::uint8_t* mask_;  // of the first element
+  const std::uint8_t* bias_;
+  Range mask_words_, bias_vectors_;  // where words of the mask, and vectors of the bias, can be read
+  unsigned shift_ = 0;               // of these words
+  Index reach_;
 };
 
 }  // namespace ndsoftmax::cuda

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
   using RowOf = Row<Operation, std::int64_t>;
   using State = typename Operation::State;
   using Term = typename Operation::Term;
-  constexpr int kVector = RowOf::kVector, kUnroll = tuning::kOnlineVectors / kHeldOperands<Operation>;
+  constexpr int kVector = RowOf::kVector, kUnroll = tuning::online_vectors(Operation::kDirection, Operation::kFused);
   using Raws = typename RowOf::Raw[kUnroll];
   __shared__ Shared<State, kWarp> warps;
   __shared__ Shared<State, 1> whole;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
       for (int i = 0; i < kUnroll; ++i) {
         const std::int64_t at = first_of(base) + i * stride;
         row.resolve(raw[i], at < end ? at : arguments.dim);
-        if constexpr (Operation::kFused) row.terms(raw[i], terms + i * kVector);
+        if constexpr (Operation::kFused) row.terms(raw[i], at < end ? at : arguments.dim, terms + i * kVector);
       }
       if constexpr (Operation::kFused) {
         Operation::template accumulate<kUnroll, kVector, kVector>(state, terms);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
         Operation::raise(state, raw);
 #pragma unroll
         for (int i = 0; i < kUnroll; ++i) {
-          row.terms(raw[i], terms);
+          row.terms(raw[i], first_of(base) + i * stride, terms);
           Operation::template add<kVector>(state, terms);
         }
       }
@@ -101,8 +101,9 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
       if (at < end) {
         Term terms[kVector];
         row.resolve(raw[i], at);
-        row.terms(raw[i], terms);
-        row.store(at, [&](int k) { return finish.again(terms[k], raw[i].extras.include(k)); });
+        row.terms(raw[i], at, terms);
+        row.store(at, [&](int k) { return finish.again(terms[k]); });
+        row.clean(at, 0, 1, finish);
       }
       raw[i] = next[i];
     }

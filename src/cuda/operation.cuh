@@ -1,7 +1,7 @@
 // What is computed, apart from how it is spread: Forward and Backward, each for softmax and log_softmax. A kernel
 // loads terms, asks for the state of those a team of lanes holds, lets an exchange make it the state of the row, and
-// passes the terms through finish(). Fused operations also know rows of which nothing is left, and elements that are no
-// part of theirs; what they fuse is applied before term() (see fused.cuh): kernels never look into one.
+// passes the terms through finish(). Fused operations also know rows of which nothing is left; what they fuse is applied
+// to terms (see fused.cuh), where excluded elements come to nothing().
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -30,6 +30,25 @@ template <typename Result>
 __device__ __forceinline__ double exponential_for(double x, bool) {
   return exp(x);
 }
+
+// A sum over what one thread holds, in a few partial ones: shorter chains of additions, and less rounding where many
+// small terms meet one large sum.
+template <typename Real, int kCount, int kMost = tuning::kPartialSums>
+class PartialSums {
+ public:
+  // The i-th of at most kCount; `i` should be known when this is compiled.
+  __device__ __forceinline__ void add(int i, Real x) { of_[i % kPartials] = i < kPartials ? x : of_[i % kPartials] + x; }
+  __device__ __forceinline__ Real total() const {
+    Real total = of_[0];
+#pragma unroll
+    for (int i = 1; i < kPartials; ++i) total += of_[i];
+    return total;
+  }
+
+ private:
+  static constexpr int kPartials = kCount < kMost ? kCount : kMost;
+  Real of_[kPartials]{};
+};
 
 // 1 / x, likewise: in full, it is ten instructions and a branch, which show where rows are tiny. Sums are never
 // denormal.
@@ -72,21 +91,23 @@ struct Forward {
     }
     state.max = team.max(state.max);
     const Real shift = State::shift(state.max);
+    PartialSums<Real, kItems * kPerItem> sums;
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= live) break;
 #pragma unroll
       for (int k = 0; k < kPerItem; ++k) {
         const Real e = exponential_for<Result>(terms[item * kStep + k] - shift, !kLog);
-        state.sum += e;
+        sums.add(item * kPerItem + k, e);
         if constexpr (!kLog) terms[item * kStep + k] = e;
       }
     }
-    state.sum = team.sum(state.sum);
+    state.sum = team.sum(sums.total());
     return state;
   }
 
-  // The same in steps, for terms that come a few at a time: raise() for all, raise() for the team, add() for all.
+  // The same in steps, for terms that come a few at a time: raise() for all, raise() for the team, add() for all, and
+  // total() for the team.
   template <int kTerms>
   __device__ __forceinline__ static void raise(State& state, const Term* terms) {
 #pragma unroll
@@ -100,12 +121,19 @@ struct Forward {
   template <int kTerms>
   __device__ __forceinline__ static void add(State& state, Term* terms) {
     const Real shift = State::shift(state.max);
+    PartialSums<Real, kTerms, tuning::kPartialSumsOfFew> sums;
 #pragma unroll
     for (int k = 0; k < kTerms; ++k) {
       const Real e = exponential_for<Result>(terms[k] - shift, !kLog);
-      state.sum += e;
+      sums.add(k, e);
       if constexpr (!kLog) terms[k] = e;
     }
+    state.sum += sums.total();
+  }
+  // The sum of what add() has seen in each lane of a team, whose maximum is known.
+  template <typename Team>
+  __device__ __forceinline__ static void total(State& state, const Team& team) {
+    state.sum = team.sum(state.sum);
   }
 
   // raise() for the online softmax: of what was loaded since, where add() has been called before.
@@ -123,11 +151,11 @@ struct Forward {
 #pragma unroll
     for (int i = 0; i < kItems * kPerItem; ++i) max = larger(max, terms[i / kPerItem * kStep + i % kPerItem]);
     const Real shift = State::shift(max);
-    Real sum = 0;
+    PartialSums<Real, kItems * kPerItem, tuning::kPartialSumsOfFew> sums;
 #pragma unroll
     for (int i = 0; i < kItems * kPerItem; ++i)
-      sum += exponential_for<Result>(terms[i / kPerItem * kStep + i % kPerItem] - shift, !kLog);
-    state.sum = state.sum * State::rescale(state.max, max) + sum;
+      sums.add(i, exponential_for<Result>(terms[i / kPerItem * kStep + i % kPerItem] - shift, !kLog));
+    state.sum = state.sum * State::rescale(state.max, max) + sums.total();
     state.max = max;
   }
 
@@ -136,30 +164,30 @@ struct Forward {
   // the sum would make their product underflow before the result does.
   struct Finish {
     Real max, factor, scale;  // softmax: scale is 1 / sum; log_softmax: the logarithm of the sum
-    Real excluded = 0;        // the result of an excluded element
 
-    __device__ __forceinline__ Real operator()(Term term, bool included) const {
-      if (!included) return excluded;
+    __device__ __forceinline__ Real operator()(Term term) const {
       if constexpr (kLog)
         return (term - max) - scale;
       else
         return term * factor * scale;
     }
-    __device__ __forceinline__ Real again(Term x, bool included) const {
-      if (!included) return excluded;
+    __device__ __forceinline__ Real again(Term x) const {
       if constexpr (kLog)
         return (x - max) - scale;
       else
         return exponential_for<Result>(x - max, true) * scale;
     }
+
     // Decides what a row gets that has nothing but -inf, or nothing at all: its sum is 0.
-    __device__ __forceinline__ void settle(bool dead_rows_are_zero) {
-      constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
-      const bool dead = scale == (kLog ? -kInfinity : kInfinity);
-      if (dead && dead_rows_are_zero) max = scale = 0;
-      excluded = dead && !dead_rows_are_zero ? std::numeric_limits<Real>::quiet_NaN() : kLog ? -kInfinity : 0;
+    __device__ __forceinline__ void settle(bool dead_rows_are_zero, Real) {
+      if (dead_rows_are_zero && scale == (kLog ? -kInfinity : kInfinity)) max = scale = 0;
     }
+    // An excluded element comes to kExcluded as nothing() does, unless the row has a NaN or +inf: its sum is NaN.
+    __device__ __forceinline__ bool taints() const { return scale != scale; }
+    __device__ __forceinline__ static bool clears(bool included) { return !included; }
   };
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+  static constexpr Real kExcluded = kLog ? -kInfinity : 0;
 
   // Where the team is the row, or again() will be asked.
   __device__ __forceinline__ static Finish finish(const State& row) {
@@ -207,13 +235,8 @@ struct Backward {
   template <int kItems, int kPerItem, int kStep, typename Team>
   __device__ __forceinline__ static State reduce(Term* terms, int live, const Team& team) {
     State state;
-#pragma unroll
-    for (int item = 0; item < kItems; ++item) {
-      if (item >= live) break;
-      accumulate<1, kPerItem, kStep>(state, terms + item * kStep);
-    }
-    state.sum = team.sum(state.sum);
-    if constexpr (kFused) state.living = team.sum(state.living);
+    accumulate<kItems, kPerItem, kStep, tuning::kPartialSums>(state, terms, live);
+    total(state, team);
     return state;
   }
 
@@ -223,35 +246,53 @@ struct Backward {
   __device__ __forceinline__ static void raise(State&, const Raw&) {}
   template <int kTerms>
   __device__ __forceinline__ static void add(State& state, const Term* terms) {
-    accumulate<1, kTerms, kTerms>(state, terms);
+    accumulate<1, kTerms, kTerms, 1>(state, terms);
   }
 
-  template <int kItems, int kPerItem, int kStep>
-  __device__ __forceinline__ static void accumulate(State& state, const Term* terms) {
-    Real sum = 0;
+  template <int kItems, int kPerItem, int kStep, int kSums = tuning::kPartialSumsOfFew>
+  __device__ __forceinline__ static void accumulate(State& state, const Term* terms, int live = kItems) {
+    PartialSums<Real, kItems * kPerItem, kSums> sums;
+    bool living = false;
 #pragma unroll
-    for (int i = 0; i < kItems * kPerItem; ++i) {
-      const Term& term = terms[i / kPerItem * kStep + i % kPerItem];
-      sum += kLog ? term.grad : term.grad * term.output;
-      if constexpr (kFused) state.living += term.output != kEmpty;
+    for (int item = 0; item < kItems; ++item) {
+      if (item >= live) break;
+#pragma unroll
+      for (int k = 0; k < kPerItem; ++k) {
+        const Term& term = terms[item * kStep + k];
+        sums.add(item * kPerItem + k, kLog ? term.grad : term.grad * term.output);
+        if constexpr (kFused) living |= term.output != kEmpty;
+      }
     }
-    state.sum += sum;
+    state.sum += sums.total();
+    if constexpr (kFused) state.living += living;
+  }
+  template <typename Team>
+  __device__ __forceinline__ static void total(State& state, const Team& team) {
+    state.sum = team.sum(state.sum);
+    if constexpr (kFused) state.living = team.sum(state.living);
   }
 
   struct Finish {
     Real sum;
     bool dead = false;  // the row got a constant
+    Real scale = 1;
 
-    __device__ __forceinline__ Real operator()(Term term, bool included) const {
-      if (!included || dead) return 0;
+    __device__ __forceinline__ Real operator()(Term term) const {
+      Real result;
       if constexpr (kLog)
-        return term.grad - exponential_for<Result>(term.output, false) * sum;
+        result = term.grad - exponential_for<Result>(term.output, false) * sum;
       else
-        return term.output * (term.grad - sum);
+        result = term.output * (term.grad - sum);
+      return kFused ? result * scale : result;
     }
-    __device__ __forceinline__ Real again(Term term, bool included) const { return (*this)(term, included); }
-    __device__ __forceinline__ void settle(bool) {}
+    __device__ __forceinline__ Real again(Term term) const { return (*this)(term); }
+
+    __device__ __forceinline__ void settle(bool, Real scale_) { scale = scale_; }
+    // An excluded element comes to 0 unless the sum, or the scale, is no number.
+    __device__ __forceinline__ bool taints() const { return dead || (sum - sum) * scale != 0; }
+    __device__ __forceinline__ bool clears(bool included) const { return dead || !included; }
   };
+  static constexpr Real kExcluded = 0;
 
   __device__ __forceinline__ static Finish finish(const State& row) {
     if constexpr (kFused)

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 
 #include "cuda/fused.cuh"
 #include "host/work.hpp"
@@ -19,17 +21,25 @@ namespace ndsoftmax::cuda {
 template <int kCount>
 struct KernelAxis {
   int rank;
+  bool divides_fast;  // indices and sizes are below 2^31
   struct {
     std::int64_t size;
     std::int64_t stride[kCount];
+    unsigned multiplier;  // n / size = (n + n · multiplier / 2^32) / 2^shift
+    int shift;
   } groups[kMaxGroups];
 
   KernelAxis() = default;
-  explicit KernelAxis(const Axis& axis) : rank(axis.rank) {
+  explicit KernelAxis(const Axis& axis) : rank(axis.rank), divides_fast(axis.size <= std::numeric_limits<int>::max()) {
     groups[0] = {};  // read also where there is none
     for (int group = 0; group < rank; ++group) {
-      groups[group].size = axis.groups[group].size;
-      std::copy_n(axis.groups[group].stride.begin(), kCount, groups[group].stride);
+      auto& here = groups[group];
+      here.size = axis.groups[group].size;
+      std::copy_n(axis.groups[group].stride.begin(), kCount, here.stride);
+      if (!divides_fast || rank == 1) continue;
+      const auto size = static_cast<std::uint64_t>(here.size);
+      here.shift = std::bit_width(size - 1);
+      here.multiplier = static_cast<unsigned>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << here.shift) - size)) / size + 1);
     }
   }
 };
@@ -38,7 +48,14 @@ struct KernelAxis {
 template <typename Operation>
 inline constexpr int kOperandsOf = Operation::kFused ? kOperands : kWhole;
 template <typename Operation>
-inline constexpr int kHeldOperands = tuning::held_operands(Operation::kDirection, Operation::kFused);
+inline constexpr int kHeldOperands = tuning::held_operands(Operation::kDirection);
+// 16-byte vectors of a row that a thread holds as terms.
+template <typename Operation>
+inline constexpr int kHeldVectors =
+    tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+
+template <typename Operation>
+inline constexpr int kMaxRowBlock = tuning::max_row_block(Operation::kDirection, Operation::kFused);
 
 // Of an element, or of the first element of a row, from the start of each operand.
 template <int kCount>
@@ -71,6 +88,19 @@ template <int kCount>
 __device__ __forceinline__ Offsets<kCount> offsets_in(const KernelAxis<kCount>& axis, std::int64_t index) {
   if (axis.rank <= 1) return offsets_in_group(axis, index);
   Offsets<kCount> offsets{};
+  if (kCount > kWhole && axis.divides_fast) {
+    auto left = static_cast<unsigned>(index);
+#pragma unroll 1
+    for (int group = axis.rank - 1; group >= 0; --group) {
+      const auto& here = axis.groups[group];
+      const unsigned rest = (left + __umulhi(left, here.multiplier)) >> here.shift;
+      const unsigned within = left - rest * static_cast<unsigned>(here.size);
+#pragma unroll
+      for (int operand = 0; operand < kCount; ++operand) offsets.at[operand] += within * here.stride[operand];
+      left = rest;
+    }
+    return offsets;
+  }
 #pragma unroll 1
   for (int group = axis.rank - 1; group >= 0; --group) {
     const auto& here = axis.groups[group];
@@ -100,76 +130,21 @@ struct RowArguments {
   int rows_per_block;
   bool ragged;  // some row begins or ends within a vector
   KernelAxis<kOperandsOf<Operation>> outer;
-  std::int64_t mask_step, bias_step;  // along a row
   Fusing<Operation> fusing;
 };
 
-// Where a row's masks and biases lie, and how many of its elements there are up to the diagonal.
-template <typename Operation, typename Index, bool = Operation::kFused>
-class FusedRow {
- public:
-  FusedRow() = default;
-  __device__ __forceinline__ FusedRow(const RowArguments<Operation>&, const Offsets<kWhole>&, Index dim)
-      : reach_(dim) {}
-
-  __device__ __forceinline__ Index reach() const { return reach_; }
-
-  template <int N>
-  __device__ __forceinline__ void load(Index, Extras<Operation, N>&) const {}
-  template <int N>
-  __device__ __forceinline__ void resolve(Index, Extras<Operation, N>&) const {}
-
-  template <int N>
-  __device__ __forceinline__ static typename Operation::Term term(const Extras<Operation, N>&,
-                                                                  typename Operation::Real source,
-                                                                  typename Operation::Real grad, int) {
-    return Operation::term(source, grad);
+// What is fused into a row, of which a thread has N neighbouring elements at a time.
+template <int N, typename Operation, typename Index>
+__device__ __forceinline__ FusedLine<Operation, Index, N> fused_line(const RowArguments<Operation>& arguments,
+                                                                     const Offsets<kOperands>& offset, Index dim,
+                                                                     int phase) {
+  Index reach = dim;
+  if (arguments.fusing.causal) {
+    const std::int64_t until = offset.at[kRow] + arguments.fusing.diagonal + 1;
+    reach = until < dim ? static_cast<Index>(until > 0 ? until : 0) : dim;
   }
-
- private:
-  Index reach_;
-};
-
-template <typename Operation, typename Index>
-class FusedRow<Operation, Index, true> {
- public:
-  FusedRow() = default;
-  __device__ __forceinline__ FusedRow(const RowArguments<Operation>& arguments, const Offsets<kOperands>& offset,
-                                      Index dim)
-      : arguments_(&arguments), mask_(offset.at[kMask]), bias_(offset.at[kBias]), reach_(dim) {
-    if (!arguments.fusing.causal) return;
-    const std::int64_t reach = offset.at[kRow] + arguments.fusing.diagonal + 1;
-    reach_ = reach < dim ? static_cast<Index>(reach > 0 ? reach : 0) : dim;
-  }
-
-  __device__ __forceinline__ Index reach() const { return reach_; }
-
-  template <int N>
-  __device__ __forceinline__ void load(Index first, Extras<Operation, N>& extras) const {
-    extras.load(arguments_->fusing, line(first), inside_bits<N>(first, reach_));
-  }
-  template <int N>
-  __device__ __forceinline__ void resolve(Index first, Extras<Operation, N>& extras) const {
-    extras.resolve(arguments_->fusing, line(first), inside_bits<N>(first, reach_));
-  }
-
-  template <int N>
-  __device__ __forceinline__ typename Operation::Term term(const Extras<Operation, N>& extras,
-                                                           typename Operation::Real source,
-                                                           typename Operation::Real grad, int k) const {
-    return extras.term(arguments_->fusing, source, grad, k);
-  }
-
- private:
-  __device__ __forceinline__ Line line(Index first) const {
-    const std::int64_t mask_step = arguments_->mask_step, bias_step = arguments_->bias_step;
-    return {mask_ + first * mask_step, mask_step, bias_ + first * bias_step, bias_step};
-  }
-
-  const RowArguments<Operation>* arguments_;
-  std::int64_t mask_, bias_;
-  Index reach_;
-};
+  return {arguments.fusing, offset.at[kMask], offset.at[kBias], reach, phase};
+}
 
 template <typename Operation, typename Index>
 class Row {
@@ -191,26 +166,33 @@ class Row {
   __device__ __forceinline__ Row(const RowArguments<Operation>& arguments, std::int64_t row)
       : dim_(row < arguments.rows ? static_cast<Index>(arguments.dim) : 0), ragged_(arguments.ragged) {
     const auto offset = offsets_in(arguments.outer, row < arguments.rows ? row : 0);
-    fused_ = FusedRow<Operation, Index>(arguments, offset, dim_);
     source_ = arguments.source + offset.at[kSource];
     grad_ = arguments.grad + offset.at[kGrad];
     result_ = arguments.result + offset.at[kResult];
-    phase_ = static_cast<int>(reinterpret_cast<std::uintptr_t>(source_) / sizeof(Source) % kVector);
-    const Index end = work::vectors_in_row<Index>(dim_, kVector, phase_) * kVector - phase_;
-    vectors_only_ = source_ - phase_ >= arguments.source && source_ + end <= arguments.source_end;
-    if constexpr (kBackward)
-      vectors_only_ = vectors_only_ && grad_ - phase_ >= arguments.grad && grad_ + end <= arguments.grad_end;
+    if (ragged_ || !Operation::kFused) {
+      phase_ = static_cast<int>(reinterpret_cast<std::uintptr_t>(source_) / sizeof(Source) % kVector);
+      const Index end = work::vectors_in_row<Index>(dim_, kVector, phase_) * kVector - phase_;
+      vectors_only_ = source_ - phase_ >= arguments.source && source_ + end <= arguments.source_end;
+      if constexpr (kBackward)
+        vectors_only_ = vectors_only_ && grad_ - phase_ >= arguments.grad && grad_ + end <= arguments.grad_end;
+    }
+    if constexpr (Operation::kFused) fused_ = fused_line<kVector>(arguments, offset, dim_, phase_);
   }
 
   __device__ __forceinline__ int phase() const { return phase_; }
   // Elements up to the diagonal.
-  __device__ __forceinline__ Index reach() const { return fused_.reach(); }
+  __device__ __forceinline__ Index reach() const {
+    if constexpr (Operation::kFused)
+      return fused_.reach();
+    else
+      return dim_;
+  }
 
   // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal. Of
   // operations that fuse nothing, elements that are not loaded count for nothing.
   template <int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
-    end = end < fused_.reach() ? end : fused_.reach();
+    end = end < reach() ? end : reach();
     if (vectors_only_) {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
@@ -233,15 +215,17 @@ class Row {
         if constexpr (kBackward) raw[i / kVector].grad.insert(i % kVector, grad_ + at);
       }
     }
+    if constexpr (Operation::kFused)
 #pragma unroll
-    for (int item = 0; item < kVectors; ++item)
-      if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
+      for (int item = 0; item < kVectors; ++item)
+        if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
   }
 
   // Once for each vector, before terms(): what is fused is looked at, elements of other rows come to nothing.
   __device__ __forceinline__ void resolve(Raw& raw, Index first) const {
     if constexpr (Operation::kFused) {
-      if (first < dim_) fused_.resolve(first, raw.extras);
+      fused_.resolve(first, raw.extras);
+      if constexpr (kBackward) fused_.apply(first, raw.extras, raw.source, raw.grad);
     } else {
       if (!ragged_ || first >= dim_ || whole(first)) return;
       const Raw none = nothing();
@@ -254,10 +238,14 @@ class Row {
     }
   }
 
-  __device__ __forceinline__ void terms(const Raw& raw, Term* terms) const {
+  __device__ __forceinline__ void terms(const Raw& raw, Index first, Term* terms) const {
+    if constexpr (Operation::kFused && !kBackward) {
+      fused_.terms(first, raw.extras, [&](int k) { return raw.source.widened(k); }, terms);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k)
-      terms[k] = fused_.term(raw.extras, raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0, k);
+      for (int k = 0; k < kVector; ++k)
+        terms[k] = Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0);
+    }
   }
 
   template <typename Values>
@@ -273,11 +261,27 @@ class Row {
     }
   }
 
+  // After store() of the vectors that begin at first, first + step, …: gives excluded elements of tainted rows their
+  // result, one by one, as such rows are rare.
+  __device__ __forceinline__ void clean(Index first, Index step, int vectors,
+                                        const typename Operation::Finish& finish) const {
+    if constexpr (Operation::kFused) {
+      if (__builtin_expect(!finish.taints(), 1)) return;
+#pragma unroll 1
+      for (int item = 0; item < vectors; ++item, first += step)
+#pragma unroll 1
+        for (int k = 0; k < kVector; ++k)
+          if (inside(first + k) && finish.clears(fused_.includes(first + k)))
+            result_[first + k] = narrow<Result>(Operation::kExcluded);
+    }
+  }
+
  private:
   __device__ __forceinline__ static Raw nothing() {
     Raw raw;
-    if constexpr (Operation::kFused) return raw;
-    if constexpr (kBackward) {
+    if constexpr (Operation::kFused) {
+      raw.source = raw.grad = {};
+    } else if constexpr (kBackward) {
       raw.source = Vec<Source, kVector>::filled(Operation::nothing().output);
       raw.grad = Vec<Source, kVector>::filled(Operation::nothing().grad);
     } else {
@@ -297,10 +301,10 @@ class Row {
   const Source* grad_;
   Result* result_;
   Index dim_;
-  int phase_;
+  int phase_ = 0;
   bool ragged_;
-  bool vectors_only_;  // no vector that touches the row reaches out of the tensor
-  FusedRow<Operation, Index> fused_;
+  bool vectors_only_ = true;  // no vector that touches the row reaches out of the tensor
+  std::conditional_t<Operation::kFused, FusedLine<Operation, Index, kVector>, Extras<Operation, kVector>> fused_;
 };
 
 // Of a row, from the state of those of its terms that a team holds.
@@ -322,8 +326,8 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
   using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector;
   constexpr bool kRaw =
-      tuning::holds_raw(sizeof(typename Operation::Source), Operation::kFused) &&
-      kVectors > tuning::held_values(sizeof(typename Operation::Source), kHeldOperands<Operation>) / kVector;
+      tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused) &&
+      kVectors > kHeldVectors<Operation>;
   const int step = threads_per_row * kVector;
 
   RowOf row[kRows];
@@ -344,7 +348,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
     for (int item = 0; item < kVectors; ++item) {
       if (item >= arguments.live) break;
       row[r].resolve(raw[r][item], first + item * step);
-      if constexpr (!kRaw) row[r].terms(raw[r][item], terms + item * kVector);
+      if constexpr (!kRaw) row[r].terms(raw[r][item], first + item * step, terms + item * kVector);
     }
     typename Operation::State held;
     if constexpr (kRaw) {
@@ -352,10 +356,10 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         if (item >= arguments.live) break;
-        row[r].terms(raw[r][item], terms);
+        row[r].terms(raw[r][item], first + item * step, terms);
         Operation::template add<kVector>(held, terms);
       }
-      held.sum = team.sum(held.sum);
+      Operation::total(held, team);
     } else {
       held = Operation::template reduce<kVectors, kVector, kVector>(terms, arguments.live, team);
     }
@@ -363,13 +367,11 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
 #pragma unroll
     for (int item = 0; item < kVectors; ++item) {
       if (item >= arguments.live) break;
-      if constexpr (kRaw) row[r].terms(raw[r][item], terms);
+      if constexpr (kRaw) row[r].terms(raw[r][item], first + item * step, terms);
       const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
-      row[r].store(first + item * step, [&](int k) {
-        const bool included = raw[r][item].extras.include(k);
-        return kRaw ? finish.again(of_item[k], included) : finish(of_item[k], included);
-      });
+      row[r].store(first + item * step, [&](int k) { return kRaw ? finish.again(of_item[k]) : finish(of_item[k]); });
     }
+    row[r].clean(first, step, arguments.live, finish);
   }
 }
 

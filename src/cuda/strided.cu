@@ -3,7 +3,8 @@
 // fills with asynchronous copies, many blocks to a multiprocessor. The other bound is instructions: a multiprocessor
 // has 64 for each 32-bit element, 32 for a 16-bit one, and half of that should do. So words are walked by pointers,
 // without a comparison each: for the maximum, for the sum, and for the results. Exponentials of 32 bits stay in the
-// tile in between; those of 16 bits, which would be rounded, are computed twice. What fuses something walks twice.
+// tile in between; those of 16 bits, which would be rounded, are computed twice. What is fused is applied to the tile
+// before that; only a bias of 16-bit elements, which would be rounded, is left to the online softmax.
 //
 // A strip is the columns that are neighbours in memory. A tile has a part of one, or several; threads take kColumns
 // neighbouring columns each (a word of 16-bit ones) and every threads_along'th element of dim, so that neighbours read
@@ -77,29 +78,16 @@ class Columns {
     return element(base, item) < (end < dim_ ? end : dim_);
   }
 
-  // With the source and the gradient where the function says they are.
-  template <typename At>
-  __device__ __forceinline__ Raw load(Index base, int item, const At& at) const {
-    const OffsetsOf offset = offset_of(base, item);
+  __device__ __forceinline__ Raw load(Index base, int item) const {
     Raw raw;
-    if constexpr (Operation::kFused) {
-      const unsigned reached = reached_by(element(base, item), offset);
-      if (reached == 0) return raw;
-      raw.extras.load(arguments_.fusing, line(offset), reached);
-    }
-    raw.source = Vec<Source, kVector>::load(at(std::integral_constant<int, kSource>{}, offset));
-    if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(at(std::integral_constant<int, kGrad>{}, offset));
+    raw.source = Vec<Source, kVector>::load(where<kSource>(base, item));
+    if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(where<kGrad>(base, item));
+    load(base, item, raw.extras);
     return raw;
   }
-  __device__ __forceinline__ Raw load(Index base, int item) const {
-    return load(base, item, [&](auto operand, const OffsetsOf& offset) { return memory<operand>(offset); });
-  }
-  // Where the results of elements go, if dim is one group.
-  __device__ __forceinline__ Result* result_from(Index base) const {
-    return result_ + base * arguments_.dim_axis.groups[0].stride[kResult];
-  }
-  __device__ __forceinline__ std::int64_t result_step() const {
-    return arguments_.threads_along * arguments_.dim_axis.groups[0].stride[kResult];
+  // Only what is fused.
+  __device__ __forceinline__ void load(Index base, int item, Extras<Operation, kVector>& extras) const {
+    if constexpr (Operation::kFused) line(offset_of(base, item)).load(0, extras);
   }
   // Where the source or the gradient of an element is.
   template <int kOperand>
@@ -107,24 +95,51 @@ class Columns {
     return memory<kOperand>(offset_of(base, item));
   }
 
-  __device__ __forceinline__ void terms(Raw& raw, Index base, int item, bool exists, Term* terms) const {
-    if constexpr (Operation::kFused) {
-      const OffsetsOf offset = offset_of(base, item);
-      if (exists) raw.extras.resolve(arguments_.fusing, line(offset), reached_by(element(base, item), offset));
-    }
+  // Once, after load().
+  __device__ __forceinline__ void terms(Raw& raw, Index base, int item, Term* terms) const {
+    if constexpr (Operation::kFused && !kBackward) {
+      const auto fused = resolved(base, item, raw.extras);
+      fused.terms(0, raw.extras, [&](int k) { return raw.source.widened(k); }, terms);
+    } else {
+      if constexpr (Operation::kFused) apply(base, item, raw);
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      const typename Operation::Real source = raw.source.widened(k), grad = kBackward ? raw.grad.widened(k) : 0;
-      if constexpr (Operation::kFused)
-        terms[k] = exists ? raw.extras.term(arguments_.fusing, source, grad, k) : Operation::nothing();
-      else
-        terms[k] = exists ? Operation::term(source, grad) : Operation::nothing();
+      for (int k = 0; k < kVector; ++k)
+        terms[k] = Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0);
     }
+  }
+  // The same in the place of what was loaded, as far as that has room.
+  __device__ __forceinline__ void apply(Index base, int item, Raw& raw) const {
+    const auto fused = resolved(base, item, raw.extras);
+    fused.apply(0, raw.extras, raw.source, raw.grad);
+  }
+
+  __device__ __forceinline__ bool includes(Index base, int item, int k) const {
+    const OffsetsOf offset = offset_of(base, item);
+    return !beyond_diagonal(element(base, item), offset, k) && line(offset).includes(k);
   }
 
   template <typename Values>
   __device__ __forceinline__ void store(Index base, int item, const Values& value) const {
-    Vec<Result, kVector>::narrowed(value).store(result_ + offset_of(base, item).at[kResult]);
+    Vec<Result, kVector>::narrowed(value).store(result(base, item));
+  }
+  __device__ __forceinline__ Result* result(Index base, int item) const {
+    return result_ + offset_of(base, item).at[kResult];
+  }
+
+  // After all of them are stored: excluded elements of tainted columns get their result, one by one, as such columns
+  // are rare. Calls put(item, k, result), items counted from `base` on.
+  template <typename Put>
+  __device__ __forceinline__ void clean(const typename Operation::Finish (&finish)[kVector], Index base, Index end,
+                                        const Put& put) const {
+    if constexpr (Operation::kFused) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        if (__builtin_expect(!finish[k].taints(), 1)) continue;
+#pragma unroll 1
+        for (int item = 0; has(base, item, end); ++item)
+          if (finish[k].clears(includes(base, item, k))) put(item, k, narrow<Result>(Operation::kExcluded));
+      }
+    }
   }
 
  private:
@@ -146,20 +161,23 @@ class Columns {
     return offset;
   }
 
-  // The columns, as bits, in which an element of this number is not past the diagonal.
-  __device__ __forceinline__ unsigned reached_by(Index number, const OffsetsOf& offset) const {
-    unsigned reached = (1u << kVector) - 1;
-    if (!arguments_.fusing.causal) return reached;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      const std::int64_t row = first_.at[kRow] + offset.at[kRow] + k * across()[kRow];
-      if (number > row + arguments_.fusing.diagonal) reached &= ~(1u << k);
-    }
-    return reached;
+  // The columns at an element of dim, as neighbours along a line.
+  __device__ __forceinline__ FusedLine<Operation, int, kVector> line(const OffsetsOf& offset) const {
+    return {arguments_.fusing, first_.at[kMask] + offset.at[kMask], first_.at[kBias] + offset.at[kBias], kVector};
   }
-
-  __device__ __forceinline__ Line line(const OffsetsOf& offset) const {
-    return {first_.at[kMask] + offset.at[kMask], across()[kMask], first_.at[kBias] + offset.at[kBias], across()[kBias]};
+  __device__ __forceinline__ auto resolved(Index base, int item, Extras<Operation, kVector>& extras) const {
+    const OffsetsOf offset = offset_of(base, item);
+    const auto fused = line(offset);
+    fused.resolve(0, extras);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k)
+      if (beyond_diagonal(element(base, item), offset, k)) extras.excluded.add(k);
+    return fused;
+  }
+  __device__ __forceinline__ bool beyond_diagonal(Index number, const OffsetsOf& offset, int k) const {
+    const Fusing<Operation>& fusing = arguments_.fusing;
+    if (!fusing.causal) return false;
+    return number > first_.at[kRow] + offset.at[kRow] + k * (kVector > 1 ? across()[kRow] : 0) + fusing.diagonal;
   }
 
   // From one of the thread's columns to the next.
@@ -505,7 +523,7 @@ class Tile {
   template <int kOperand>
   __device__ __forceinline__ void load_words(const ColumnsOf& columns, Source* to) const {
     constexpr int kBytes = sizeof(Source) * kColumns;
-    constexpr int kItems = tuning::tile_items(sizeof(Source), Operation::kFused);
+    constexpr int kItems = tuning::tile_items(sizeof(Source));
     const int along = arguments_.threads_along, pitch = arguments_.tile.pitch;
 #pragma unroll 1
     for (int base = begin; base < end; base += kItems * along) {
@@ -535,12 +553,13 @@ class Tile {
 };
 
 // A thread's words of a tile, `step` elements apart: `count` of them, which all threads have, and perhaps one more. So
-// no element costs a comparison, and all threads of a warp go the same way. For operations that fuse nothing.
+// no element costs a comparison, and all threads of a warp go the same way. What is fused has been applied to them.
 template <typename Operation, int kColumns>
-class PlainWords {
+class Words {
  public:
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
+  using Real = typename Operation::Real;
   using State = typename Operation::State;
   using Term = typename Operation::Term;
   using Word = Vec<Source, kColumns>;
@@ -548,12 +567,13 @@ class PlainWords {
   // Exponentials take the place of what they were computed from, unless they would be rounded.
   static constexpr bool kKept = Operation::kReplacesTerms && std::is_same_v<Source, typename Operation::Real>;
 
-  __device__ __forceinline__ PlainWords(Source* source, const Source* grad, int step, int count, bool one_more)
+  __device__ __forceinline__ Words(Source* source, const Source* grad, int step, int count, bool one_more, Real scale)
       : source_(source),
         to_grad_(kBackward ? static_cast<int>(grad - source) : 0),
         step_(step),
         count_(count),
-        one_more_(one_more) {}
+        one_more_(one_more),
+        scale_(scale) {}
 
   __device__ __forceinline__ void reduce(State (&state)[kColumns]) const {
     if constexpr (!kBackward)
@@ -565,7 +585,7 @@ class PlainWords {
         for (int i = 1; i < kCount; ++i) word[0] = word[0].larger(word[i]);
 #pragma unroll
         for (int k = 0; k < kColumns; ++k) {
-          const Term term = Operation::term(word[0].widened(k), 0);
+          const Term term = Operation::term(word[0].widened(k) * scale_, 0);
           Operation::template raise<1>(state[k], &term);
         }
       });
@@ -589,7 +609,7 @@ class PlainWords {
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
         put(Vec<Result, kColumns>::narrowed(
-                [&](int k) { return kKept ? finish[k](terms[k][i], true) : finish[k].again(terms[k][i], true); }),
+                [&](int k) { return kKept ? finish[k](terms[k][i]) : finish[k].again(terms[k][i]); }),
             at[i]);
     });
   }
@@ -598,7 +618,7 @@ class PlainWords {
   // Calls visit() with the addresses of some words after others.
   template <typename Visit>
   __device__ __forceinline__ void walk(const Visit& visit) const {
-    constexpr int kItems = tuning::tile_items(sizeof(Source), false);
+    constexpr int kItems = tuning::tile_items(sizeof(Source));
     Source* from = source_;
     const auto some = [&](auto count) {
       Source* at[count];
@@ -627,41 +647,83 @@ class PlainWords {
     for (int i = 0; i < kCount; ++i)
 #pragma unroll
       for (int k = 0; k < kColumns; ++k)
-        terms[k][i] = Operation::term(source[i].widened(k), kBackward ? grad[i].widened(k) : 0);
+        terms[k][i] = Operation::term(kBackward ? source[i].widened(k) : source[i].widened(k) * scale_,
+                                      kBackward ? grad[i].widened(k) : 0);
   }
 
   Source* source_;
   int to_grad_;  // from a word of the source
   int step_, count_;
   bool one_more_;
+  Real scale_;
 };
 
-// One turn of a tile's threads where nothing is fused.
+// Applies what is fused to a thread's words, in shared memory.
+template <typename Operation, int kColumns, typename ColumnsOf, typename TileOf>
+__device__ __forceinline__ void apply_fused(const StridedArguments<Operation>& arguments, const TileOf& tile,
+                                            const ColumnsOf& columns, typename Operation::Source* source,
+                                            typename Operation::Source* grad, int step) {
+  using Word = Vec<typename Operation::Source, kColumns>;
+  constexpr int kItems = tuning::kTileFusedItems;
+#pragma unroll 1
+  for (int base = tile.begin; columns.has(base, 0, tile.end); base += kItems * arguments.threads_along) {
+    typename ColumnsOf::Raw raw[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if (columns.has(base, i, tile.end)) columns.load(base, i, raw[i].extras);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i, source += step, grad += step) {
+      if (!columns.has(base, i, tile.end)) continue;
+      raw[i].source = Word::load(source);
+      if constexpr (TileOf::kBackward) raw[i].grad = Word::load(grad);
+      columns.apply(base, i, raw[i]);
+      raw[i].source.store(source);
+      if constexpr (TileOf::kBackward) raw[i].grad.store(grad);
+    }
+  }
+}
+
+// One turn of a tile's threads.
 template <typename Operation, int kColumns, bool kOneGroup, typename TileOf, typename Exchange>
-__device__ __forceinline__ void plain_turn(const StridedArguments<Operation>& arguments, const TileOf& tile,
-                                           const typename TileOf::Word& word, const Exchange& exchange) {
-  using Words = PlainWords<Operation, kColumns>;
+__device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arguments, const TileOf& tile,
+                                          const typename TileOf::Word& word, const Exchange& exchange) {
+  using Source = typename Operation::Source;
   using Result = typename Operation::Result;
+  using WordsOf = Words<Operation, kColumns>;
   const bool exists = tile.has(word);
   const int along = exchange.thread.along, threads = arguments.threads_along, rows = tile.end - tile.begin;
   const int pitch = arguments.tile.pitch, count = threads == 1 ? rows : rows / threads;
-  auto* const source = tile.template at<kSource>(word) + along * pitch;
-  const auto* const grad = Words::kBackward ? tile.template at<kGrad>(word) + along * pitch : nullptr;
-  const Words words(source, grad, threads * pitch, count, along < rows - count * threads);
+  Source* const source = tile.template at<kSource>(word) + along * pitch;
+  Source* const grad = WordsOf::kBackward ? tile.template at<kGrad>(word) + along * pitch : nullptr;
+  const WordsOf words(source, grad, threads * pitch, count, along < rows - count * threads,
+                      scale_left<Operation>(arguments.fusing));
 
   typename Operation::State state[kColumns], held[kColumns];
-  if (exists) words.reduce(state);
+  if (exists) {
+    if constexpr (Operation::kFused)
+      apply_fused<Operation, kColumns>(arguments, tile, tile.columns(word, along), source, grad, threads * pitch);
+    words.reduce(state);
+  }
 #pragma unroll
   for (int k = 0; k < kColumns; ++k) held[k] = state[k];
   exchange(state);
   typename Operation::Finish finish[kColumns];
 #pragma unroll
   for (int k = 0; k < kColumns; ++k)
-    finish[k] = Words::kKept ? Operation::finish(held[k], state[k]) : Operation::finish(state[k]);
+    finish[k] = settled<Operation>(
+        WordsOf::kKept ? Operation::finish(held[k], state[k]) : Operation::finish(state[k]), arguments.fusing);
 
   if (!exists) return;
-  if constexpr (TileOf::kMayGoBack)
-    if (arguments.tile.back) return words.finish(finish, [](const auto& result, Result* at) { result.store(at); });
+  if constexpr (TileOf::kMayGoBack) {
+    if (arguments.tile.back) {
+      words.finish(finish, [](const auto& result, Result* at) { result.store(at); });
+      if constexpr (Operation::kFused)
+        tile.columns(word, along).clean(finish, tile.begin, tile.end, [&](int item, int k, Source result) {
+          source[item * threads * pitch + k] = result;
+        });
+      return;
+    }
+  }
   if constexpr (kOneGroup) {
     Result* to = tile.result(word, along);
     const std::int64_t step = threads * tile.result_step();
@@ -677,79 +739,11 @@ __device__ __forceinline__ void plain_turn(const StridedArguments<Operation>& ar
       element += threads;
     });
   }
-}
-
-// And where something is. It is read where it lies, for both walks.
-template <typename Operation, int kColumns, bool kOneGroup, typename TileOf, typename Exchange>
-__device__ __forceinline__ void fused_turn(const StridedArguments<Operation>& arguments, const TileOf& tile,
-                                           const typename TileOf::Word& word, const Exchange& exchange) {
-  using Raw = typename TileOf::ColumnsOf::Raw;
-  using Source = typename Operation::Source;
-  using Result = typename Operation::Result;
-  using Term = typename Operation::Term;
-  constexpr int kItems = tuning::tile_items(sizeof(Source), true), kFew = kItems / 2;
-  const bool exists = tile.has(word);
-  const auto columns = tile.columns(word, exchange.thread.along);
-  const int along = arguments.threads_along, pitch = arguments.tile.pitch;
-  const int first = (exchange.thread.along - tile.begin) * pitch;
-  Source* const source = tile.template at<kSource>(word) + first;
-  const Source* const grad = TileOf::kBackward ? tile.template at<kGrad>(word) + first : nullptr;
-
-  // Calls visit(base, raw, whole) for the thread's elements of dim, some at a time, all of which are there if `whole`.
-  const auto walk = [&](const auto& visit) {
-    const auto some = [&](int base, auto count, auto whole) {
-      Raw raw[count];
-#pragma unroll
-      for (int i = 0; i < count; ++i)
-        if (whole || columns.has(base, i, tile.end))
-          raw[i] = columns.load(base, i, [&](auto operand, const auto&) {
-            return (operand == kSource ? source : grad) + (base + i * along) * pitch;
-          });
-      visit(base, raw, whole);
-    };
-    int base = tile.begin;
-    for (; base + kItems * along <= tile.end; base += kItems * along)
-      some(base, std::integral_constant<int, kItems>{}, std::true_type{});
-    for (; base < tile.end; base += kFew * along) some(base, std::integral_constant<int, kFew>{}, std::false_type{});
-  };
-
-  typename Operation::State state[kColumns];
-  if (exists)
-    walk([&]<int kCount>(int base, Raw(&raw)[kCount], auto whole) {
-      Term terms[kCount * kColumns];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        columns.terms(raw[i], base, i, whole || columns.has(base, i, tile.end), terms + i * kColumns);
-#pragma unroll
-      for (int k = 0; k < kColumns; ++k) Operation::template accumulate<kCount, 1, kColumns>(state[k], terms + k);
-    });
-  exchange(state);
-
-  typename Operation::Finish finish[kColumns];
-#pragma unroll
-  for (int k = 0; k < kColumns; ++k) finish[k] = settled<Operation>(Operation::finish(state[k]), arguments.fusing);
-  // Writes the words of results to to_from(base) and on, `step` apart.
-  const auto write = [&](const auto& to_from, auto step) {
-    walk([&]<int kCount>(int base, Raw(&raw)[kCount], auto whole) {
-      auto to = to_from(base);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i, to += step) {
-        if (!whole && !columns.has(base, i, tile.end)) continue;
-        Term terms[kColumns];
-        columns.terms(raw[i], base, i, true, terms);
-        const auto values = [&](int k) { return finish[k].again(terms[k], raw[i].extras.include(k)); };
-        if constexpr (kOneGroup)
-          Vec<Result, kColumns>::narrowed(values).store(to);
-        else
-          columns.store(base, i, values);
-      }
-    });
-  };
-  if (!exists) return;
-  if (!TileOf::kMayGoBack || !arguments.tile.back)
-    write([&](int base) { return columns.result_from(base); }, columns.result_step());
-  else if constexpr (TileOf::kMayGoBack)
-    write([&](int base) { return source + base * pitch; }, along * pitch);
+  if constexpr (Operation::kFused) {
+    const auto columns = tile.columns(word, along);
+    columns.clean(finish, tile.begin, tile.end,
+                  [&](int item, int k, Result result) { columns.result(tile.begin, item)[k] = result; });
+  }
 }
 
 template <typename Operation, int kColumns, bool kOneGroup>
@@ -772,10 +766,7 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
 #pragma unroll 1
   for (int turn = 0; turn < arguments.tile.turns; ++turn) {
     const auto word = tile.word(turn * words + exchange.thread.column);
-    if constexpr (Operation::kFused)
-      fused_turn<Operation, kColumns, kOneGroup>(arguments, tile, word, exchange);
-    else
-      plain_turn<Operation, kColumns, kOneGroup>(arguments, tile, word, exchange);
+    take_turn<Operation, kColumns, kOneGroup>(arguments, tile, word, exchange);
   }
   if (TileOf::kMayGoBack && arguments.tile.back) tile.store();
 }
@@ -820,7 +811,7 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
         if constexpr (Operation::kFused) {
           Term terms[kCount * kVector];
 #pragma unroll
-          for (int i = 0; i < kCount; ++i) columns.terms(raw[i], first, i, true, terms + i * kVector);
+          for (int i = 0; i < kCount; ++i) columns.terms(raw[i], first, i, terms + i * kVector);
 #pragma unroll
           for (int k = 0; k < kVector; ++k) Operation::template accumulate<kCount, 1, kVector>(state[k], terms + k);
         } else {  // a column after the other, so that only one is not packed
@@ -858,11 +849,14 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         Term terms[kVector];
-        columns.terms(raw[j], first, j, true, terms);
-        columns.store(first, j, [&](int k) { return finish[k].again(terms[k], raw[j].extras.include(k)); });
+        columns.terms(raw[j], first, j, terms);
+        columns.store(first, j, [&](int k) { return finish[k].again(terms[k]); });
       }
     });
   }
+  if (columns.exist())
+    columns.clean(finish, part.begin, part.end,
+                  [&](int item, int k, auto result) { columns.result(part.begin, item)[k] = result; });
 }
 
 template <typename Operation, int kVector>
@@ -883,7 +877,9 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   arguments.outer_axis = decltype(arguments.outer_axis)(problem.outer);
   arguments.dim_axis = decltype(arguments.dim_axis)(problem.dim);
   arguments.inner_axis = decltype(arguments.inner_axis)(problem.inner);
-  arguments.fusing = fusing_of<Operation>(problem, pointers);
+  constexpr Group kAlone{.size = 1, .stride = {1, 1, 1, 1, 1, 1}};
+  arguments.fusing = fusing_of<Operation>(
+      problem, pointers, kVector > 1 ? problem.inner.groups[problem.inner.rank - 1] : kAlone, false);
   return arguments;
 }
 

@@ -33,6 +33,27 @@ __device__ __forceinline__ T narrow(Accumulator<T> x) {
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number, the number
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
+// Loads and stores are not moved over this by the compiler.
+__device__ __forceinline__ void keep_order() {
+#if defined(__CUDACC__)
+  asm volatile("" ::: "memory");
+#endif
+}
+
+// Bytes of `word` by the digits of `selector`: where its highest bit is set, the sign of the byte, eight times.
+__device__ __forceinline__ unsigned sign_of_bytes(unsigned word, unsigned selector) {
+#if defined(__CUDACC__)
+  unsigned result;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(result) : "r"(word), "r"(selector));
+  return result;
+#else
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i)
+    if (word >> ((selector >> 4 * i & 3) * 8 + 7) & 1) result |= 0xffu << 8 * i;
+  return result;
+#endif
+}
+
 // In PTX, because the compiler takes some assignments of a uint4 apart.
 __device__ __forceinline__ void store_16_bytes(void* to, const unsigned* words) {
 #if defined(__CUDACC__)
@@ -147,6 +168,23 @@ struct Vec {
 #pragma unroll
     for (int k = 1; k < N; ++k) most = cuda::larger(most, each.widened(k));
     return most;
+  }
+
+  // Drops the first element, and has a new last one: from memory, if that exists, or 0. A loop of this is short code
+  // for what is rare.
+  __device__ __forceinline__ void push(bool exists, const T* from) {
+    if constexpr (kPaired) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) words[i] = words[i] >> 16 | (i + 1 < N / 2 ? words[i + 1] << 16 : 0);
+    } else {
+      constexpr int kStep = static_cast<int>(sizeof(words) / 4) / N;
+#pragma unroll
+      for (int i = 0; i < kStep * (N - 1); ++i) words[i] = words[i + kStep];
+    }
+    if (exists)
+      insert(N - 1, from);
+    else
+      set(N - 1, 0);
   }
 
   // Element k from memory; the others keep their values.

@@ -80,19 +80,11 @@ struct Staged {
   }
 };
 
-// Of a row that lies where the rows before it end; only what is fused has to be looked up.
-template <typename Operation>
-__device__ __forceinline__ auto offsets_of_fused(const RowArguments<Operation>& arguments, std::int64_t row) {
-  if constexpr (Operation::kFused)
-    return offsets_in(arguments.outer, row);
-  else
-    return Offsets<kWhole>{};
-}
-
 template <typename Operation, int kItems>
 __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
+  using Real = typename Operation::Real;
   constexpr bool kBackward = Operation::kDirection == Direction::backward;
   constexpr int kWord = tuning::staged_word(sizeof(Source));
   constexpr int kFull = tuning::staged_items_before(kItems, Operation::kFused);  // items that every lane has
@@ -109,8 +101,20 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
     const int first = work::first_element(0, arguments.lanes, lane, kWord, start % kWord);  // then every step-th
     const auto inside = [&](int element) { return static_cast<unsigned>(element) < static_cast<unsigned>(end); };
 
-    const FusedRow<Operation, int> fused(arguments, offsets_of_fused(arguments, exists ? staged.first + row : 0), end);
-    Extras<Operation, 1> extras[kItems * kWord];
+    std::conditional_t<Operation::kFused, FusedLine<Operation, int, 1>, Extras<Operation, 1>> fused;
+    if constexpr (Operation::kFused)
+      fused = fused_line<1>(arguments, offsets_in(arguments.outer, exists ? staged.first + row : 0), end, 0);
+    const auto element = [&](int i) { return first + i / kWord * step + i % kWord; };
+    if constexpr (Operation::kFused && kBackward) {
+#pragma unroll 1
+      for (int at = first; at < end; at += step)
+#pragma unroll
+        for (int k = 0; k < kWord; ++k) {
+          if (!inside(at + k) || fused.includes(at + k)) continue;
+          staged.source[start + at + k] = narrow<Source>(Operation::nothing().output);
+          staged.grad[start + at + k] = narrow<Source>(Operation::nothing().grad);
+        }
+    }
     Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
     typename Operation::Term terms[kItems * kWord];
     // What other teams have of a word, they may be writing.
@@ -130,20 +134,34 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
     };
     const auto make_term = [&](int i) {
       const int item = i / kWord, k = i % kWord;
-      terms[i] = fused.term(extras[i], source[item].widened(k), kBackward ? grad[item].widened(k) : 0, 0);
+      terms[i] = Operation::term(source[item].widened(k), kBackward ? grad[item].widened(k) : 0);
     };
 
 #pragma unroll
-    for (int i = 0; i < kItems * kWord; ++i) fused.load(first + i / kWord * step + i % kWord, extras[i]);
-#pragma unroll
     for (int item = 0; item < kItems; ++item) load(item);
+    if constexpr (Operation::kFused && !kBackward) {
+      constexpr int kSome = tuning::kStagedTogether * kWord;
 #pragma unroll
-    for (int i = 0; i < kItems * kWord; ++i) {
-      const int element = first + i / kWord * step + i % kWord;
-      fused.resolve(element, extras[i]);
-      make_term(i);
-      const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
-      if (!Operation::kFused && ragged && !inside(element)) terms[i] = Operation::nothing();
+      for (int group = 0; group < kItems * kWord; group += kSome) {
+        Extras<Operation, 1> extras[kSome];
+#pragma unroll
+        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) fused.load(element(group + i), extras[i]);
+#pragma unroll
+        for (int i = group; i < group + kSome && i < kItems * kWord; ++i) {
+          make_term(i);
+          fused.resolve(element(i), extras[i - group]);
+          const Real x = terms[i];
+          fused.terms(element(i), extras[i - group], [&](int) { return x; }, terms + i);
+        }
+        keep_order();  // or the compiler would load all, and have no registers
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems * kWord; ++i) {
+        make_term(i);
+        const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
+        if (ragged && !inside(element(i))) terms[i] = Operation::nothing();
+      }
     }
     const auto state = Operation::template reduce<kItems, kWord, kWord>(terms, kItems, Lanes{arguments.lanes});
     const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
@@ -161,7 +179,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
       for (int item = group; item < kItems && item < group + kTogether; ++item) {
         const int element = first + item * step;
         const auto word = Vec<Result, kWord>::narrowed(
-            [&](int k) { return finish(terms[item * kWord + k], extras[item * kWord + k].include(0)); });
+            [&](int k) { return finish(terms[item * kWord + k]); });
         Result* const to = staged.result + start + element;
         const bool whole = (item > 0 || element >= 0) && (item < kFull ? exists : element + kWord <= end);
         if (Staged<Operation>::kInPlace && whole) {
@@ -171,6 +189,12 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
           for (int k = 0; k < kWord; ++k)  // the rest of a word is another team's
             if (inside(element + k)) word.extract(k, to + k);
         }
+        if constexpr (Operation::kFused)
+          if (__builtin_expect(finish.taints(), 0))
+#pragma unroll 1
+            for (int k = 0; k < kWord; ++k)
+              if (inside(element + k) && finish.clears(fused.includes(element + k)))
+                to[k] = narrow<Result>(Operation::kExcluded);
       }
     }
   }
@@ -200,7 +224,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
         terms[k] = Operation::term(source.widened(r * kDim + k), kBackward ? grad.widened(r * kDim + k) : 0);
       const auto finish = Operation::finish(Operation::template reduce<1, kDim, kDim>(terms, 1, Lanes{1}));
 #pragma unroll
-      for (int k = 0; k < kDim; ++k) results[r * kDim + k] = finish(terms[k], true);
+      for (int k = 0; k < kDim; ++k) results[r * kDim + k] = finish(terms[k]);
     }
     Vec<Result, kElements>::narrowed([&](int i) { return results[i]; }).store_shared(staged.result + row * kDim);
   }
@@ -210,8 +234,9 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 // Calls visitor(items), a constant, for the fewest items of which there is a kernel.
 template <typename Operation, int kItems = tuning::staged_items(1, Operation::kFused), typename Visitor>
 void visit_items(int items, const Visitor& visitor) {
-  constexpr int kMost =
-      (1 << tuning::kWarpMaxLog2Dim) / kWarp / tuning::staged_word(sizeof(typename Operation::Source));
+  constexpr int kBytes = sizeof(typename Operation::Source), kWord = tuning::staged_word(kBytes);
+  constexpr int kMost = Operation::kFused ? tuning::staged_items(tuning::staged_fused_dim(kBytes) / kWord + 1, true)
+                                          : (1 << tuning::kWarpMaxLog2Dim) / kWarp / kWord;
   if (items <= kItems)
     visitor(std::integral_constant<int, kItems>{});
   else if constexpr (kItems < kMost)

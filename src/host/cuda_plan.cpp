@@ -8,6 +8,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "host/tuning.hpp"
 #include "host/work.hpp"
@@ -36,6 +37,7 @@ struct Rows {
   bool ragged() const { return !aligned || dim % vector != 0; }
   int held;       // vectors that a thread of the block regime holds
   int most_held;  // and one of the cluster regime
+  int max_block;  // threads
   int state_bytes;
 };
 
@@ -54,9 +56,9 @@ Rows rows_of(const Problem& problem) {
   for (int group = 0; group < problem.outer.rank; ++group)
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
-  rows.held = tuning::held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any));
-  rows.most_held =
-      tuning::most_held_vectors(bytes, tuning::held_operands(problem.direction, problem.fused.any), problem.fused.any);
+  rows.held = tuning::held_vectors(bytes, problem.direction, problem.fused.any);
+  rows.most_held = tuning::most_held_vectors(bytes, problem.direction, problem.fused.any);
+  rows.max_block = tuning::max_row_block(problem.direction, problem.fused.any);
   rows.state_bytes = state_bytes(problem);
   return rows;
 }
@@ -78,15 +80,21 @@ bool rows_are_vectors(const Problem& problem) {
   return true;
 }
 
+// Kernels step through the masks and biases of neighbouring elements by ints.
+bool fused_steps_are_ints(const Group& neighbours) {
+  return std::in_range<int>(neighbours.stride[kMask]) && std::in_range<int>(neighbours.stride[kBias]);
+}
+
 // Where rows are vectors, lanes hold them directly.
 tuning::WarpLayout held_layout(const Rows& rows) {
   return tuning::warp_layout(log2_up(rows.vectors * rows.vector), rows.vector);
 }
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and where a
-// quarter of the lanes that hold vectors would hold none; not where fused operands are read as vectors too.
+// quarter of the lanes that hold vectors would hold none; not where masks can be read as words, which are then the most.
 bool should_stage(const Problem& problem, const Rows& rows) {
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
+  if (problem.fused.any && problem.dim.size > tuning::staged_fused_dim(size_of(problem.source))) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   if (problem.dim.size % rows.vector != 0) return true;
@@ -109,7 +117,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
     plan.why = "rows smaller than 16 bytes: a run of them through shared memory, a thread takes whole vectors of it";
   } else {
     plan.vector = tuning::staged_word(source);
-    plan.threads_per_row = tuning::staged_lanes(dim, source, problem.fused.any);
+    plan.threads_per_row = tuning::staged_lanes(dim, source);
     plan.run = tuning::staged_apart(dim, plan.vector, plan.threads_per_row);
     plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row * plan.vector));
     unit = std::max(tuning::kWarpBlock / plan.threads_per_row,
@@ -164,7 +172,8 @@ Offer offer_block(const Rows& rows, std::int64_t most_threads) {
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
   const int held = rows.ragged() ? rows.most_held : rows.held;
   const std::int64_t threads = divide_up(divide_up(rows.vectors, held), kWarp) * kWarp;
-  if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
+  if (threads > std::min<std::int64_t>(most_threads, rows.max_block))
+    return {{}, "a row is wider than the registers of a block"};
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
   plan.grid = rows.count;
@@ -181,8 +190,8 @@ std::int64_t threads_to_hold(const Rows& rows, int blocks) {
 // them. Where a multiprocessor has a single block, which loads and stores in turns, they count once.
 std::int64_t resident_rows(const Rows& rows, int cluster) {
   const std::int64_t threads = threads_to_hold(rows, cluster);
-  if (threads > tuning::kMaxBlock || threads < tuning::kClusterLeastThreads) return 0;
-  const std::int64_t blocks = tuning::kMaxBlock / threads, resident = tuning::kGpc * blocks / cluster;
+  if (threads > rows.max_block || threads < tuning::kClusterLeastThreads) return 0;
+  const std::int64_t blocks = rows.max_block / threads, resident = tuning::kGpc * blocks / cluster;
   return blocks == 1 ? resident : 2 * resident;
 }
 
@@ -198,7 +207,7 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
       cluster *= 2;
     const std::int64_t useful = divide_up(divide_up(rows.vectors, cluster * std::int64_t{2}), kWarp) * kWarp;
     const std::int64_t blocks = divide_up(rows.count * cluster, tuning::clustered(device.multiprocessors));
-    const std::int64_t most = tuning::kMaxBlock / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
+    const std::int64_t most = rows.max_block / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
     threads = std::max(threads_to_hold(rows, cluster), std::min(useful, most));
   } else {
     std::int64_t most = 0;
@@ -208,7 +217,7 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
       ++cluster;
     threads = threads_to_hold(rows, cluster);
   }
-  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
+  if (threads > rows.max_block) return {{}, "a row is wider than the registers of a cluster"};
   Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
   plan.block = static_cast<int>(threads);
   plan.cluster = cluster;
@@ -217,9 +226,9 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
   return {plan};
 }
 
-Offer offer_online(const Rows& rows) {
+Offer offer_online(const Problem& problem, const Rows& rows) {
   Plan plan = row_plan(Regime::online, rows, tuning::kOnlineBlock);
-  plan.items = tuning::kOnlineVectors;
+  plan.items = tuning::online_vectors(problem.direction, problem.fused.any);
   plan.block = plan.threads_per_row;
   plan.grid = rows.count;
   plan.passes = 2;
@@ -227,8 +236,8 @@ Offer offer_online(const Rows& rows) {
   return {plan};
 }
 
-Offer offer_split(const Rows& rows, const Device& device) {
-  Plan plan = offer_online(rows).plan.value();
+Offer offer_split(const Problem& problem, const Rows& rows, const Device& device) {
+  Plan plan = offer_online(problem, rows).plan.value();
   const std::int64_t room = device.multiprocessors * tuning::kOnlineBlocks;
   const std::int64_t useful = divide_up(rows.vectors, plan.block * tuning::kSplitMinVectors);
   plan.regime = Regime::split;
@@ -245,7 +254,7 @@ Offer offer_split(const Rows& rows, const Device& device) {
 bool columns_are_vectors(const Problem& problem, int vector) {
   if (problem.inner.rank == 0 || problem.dim.rank > 1) return false;
   const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
-  if (fastest.size % vector != 0) return false;
+  if (fastest.size % vector != 0 || !fused_steps_are_ints(fastest)) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
     if (fastest.stride[operand] != 1) return false;
@@ -318,11 +327,17 @@ bool results_go_back(const Problem& problem) {
 
 int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
 
+// Whether what is fused can be applied to what is held, in its place: 16 bits have no room for more than a mask.
+bool fuses_in_place(const Problem& problem) {
+  const Fused& fused = problem.fused;
+  return problem.direction == Direction::backward || size_of(problem.source) > 2 || (!fused.bias && fused.scale > 0);
+}
+
 // Vectors of columns in registers, of which a thread has every along'th element of dim.
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
   const int bytes = size_of(problem.source), operands = sources_of(problem), vector = tuning::kVectorBytes / bytes;
-  if (problem.fused.any || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
+  if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
   if (!columns_are_vectors(problem, vector)) return {};
   const std::int64_t dim = problem.dim.size, strip = problem.inner.size / vector, vectors = problem.outer.size * strip;
   if (vectors > std::numeric_limits<int>::max() || dim > std::numeric_limits<int>::max()) return {};
@@ -537,11 +552,13 @@ std::optional<Plan> tile_plan(const Problem& problem, bool folded, const Device&
 }
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
-  if (const auto plan = columns_plan(problem, device, architecture)) return *plan;
-  if (strips_fold(problem))
-    if (const auto plan = tile_plan(folded(problem), true, device, architecture); plan && plan->vector == 2)
-      return *plan;
-  if (const auto plan = tile_plan(problem, false, device, architecture)) return *plan;
+  if (fuses_in_place(problem)) {
+    if (const auto plan = columns_plan(problem, device, architecture)) return *plan;
+    if (strips_fold(problem))
+      if (const auto plan = tile_plan(folded(problem), true, device, architecture); plan && plan->vector == 2)
+        return *plan;
+    if (const auto plan = tile_plan(problem, false, device, architecture)) return *plan;
+  }
   const int bytes = size_of(problem.source);
   Plan plan;
   plan.regime = Regime::strided;
@@ -579,13 +596,14 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
   if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
+  if (!fused_steps_are_ints(problem.dim.groups[0])) return {{}, "the mask or the bias has elements 2^31 apart"};
   const Rows rows = rows_of(problem);
   switch (regime) {
     case Regime::warp: return offer_warp(problem, rows, device);
     case Regime::block: return offer_block(rows, tuning::kMaxBlock);
     case Regime::cluster: return offer_cluster(rows, device, architecture);
-    case Regime::online: return offer_online(rows);
-    default: return offer_split(rows, device);
+    case Regime::online: return offer_online(problem, rows);
+    default: return offer_split(problem, rows, device);
   }
 }
 
@@ -661,7 +679,8 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     throw std::invalid_argument(std::string("the ") + name_of(*forced) + " regime cannot take " + to_string(problem) +
                                 ": " + offer.refusal);
   }
-  if (!problem.contiguous_rows() || !rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
+  if (!problem.contiguous_rows() || !rows_are_vectors(problem) || !fused_steps_are_ints(problem.dim.groups[0]))
+    return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem);
   if (const Offer warp = offer_warp(problem, rows, device);
@@ -670,13 +689,13 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (architecture.max_cluster > 1) {
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
     if (const Offer block = offer_block(rows, few ? 0 : architecture.block_threads); block.plan) return *block.plan;
-    if (few && rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes) return *offer_split(rows, device).plan;
+    if (few && rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes) return *offer_split(problem, rows, device).plan;
     if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
   } else if (const Offer block = offer_block(rows, architecture.block_threads); block.plan) {
     return *block.plan;
   }
-  if (rows.count < device.multiprocessors) return *offer_split(rows, device).plan;
-  return *offer_online(rows).plan;
+  if (rows.count < device.multiprocessors) return *offer_split(problem, rows, device).plan;
+  return *offer_online(problem, rows).plan;
 }
 
 }  // namespace ndsoftmax

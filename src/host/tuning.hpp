@@ -28,27 +28,39 @@ inline constexpr int kHeldRegisters = 32;
 
 constexpr int accumulator_bytes(int source_bytes) { return source_bytes == 8 ? 8 : 4; }
 
-// Backward holds the gradient and the output, a fused forward the input and a bias.
-constexpr int held_operands(Direction direction, bool fused) {
-  return direction == Direction::backward || fused ? 2 : 1;
+// Backward holds the gradient and the output.
+constexpr int held_operands(Direction direction) { return direction == Direction::backward ? 2 : 1; }
+
+// Whether a row can be held as it was loaded: backward, what is fused is a mask, which 16 bits take as well as 32, but
+// a biased input they would round.
+constexpr bool holds_raw(int source_bytes, Direction direction, bool fused) {
+  return source_bytes == 2 && (!fused || direction == Direction::backward);
 }
 
-constexpr int held_values(int source_bytes, int operands) {
-  return kHeldRegisters * 4 / accumulator_bytes(source_bytes) / operands;
+// Vectors of a row that a thread holds. With each of the forward ones comes a mask: four are enough in flight.
+inline constexpr int kFusedVectors = 4;
+constexpr int held_vectors(int source_bytes, Direction direction, bool fused) {
+  const int values = kHeldRegisters * 4 / accumulator_bytes(source_bytes) / held_operands(direction);
+  const int vectors = values / (kVectorBytes / source_bytes);
+  return fused && direction == Direction::forward && vectors > kFusedVectors ? kFusedVectors : vectors;
 }
 
-// Whether a row can be held as it was loaded. What is fused is not loaded twice.
-constexpr bool holds_raw(int source_bytes, bool fused) { return source_bytes == 2 && !fused; }
-
-constexpr int held_vectors(int source_bytes, int operands) {
-  return held_values(source_bytes, operands) / (kVectorBytes / source_bytes);
+// The same where rows are as wide as can be. What is held as it was loaded takes fewer registers.
+constexpr int most_held_vectors(int source_bytes, Direction direction, bool fused) {
+  return holds_raw(source_bytes, direction, fused) ? kHeldRegisters * 4 / kVectorBytes / held_operands(direction)
+                                                   : held_vectors(source_bytes, direction, false);
 }
 
-// The same of a part of a cluster's row, which is as wide as can be.
-constexpr int most_held_vectors(int source_bytes, int operands, bool fused) {
-  return holds_raw(source_bytes, fused) ? kHeldRegisters * 4 / kVectorBytes / operands
-                                        : held_vectors(source_bytes, operands);
+// Threads of a block that holds a row, or a part of one, at most: of 64 registers each. Where a mask and a bias come with
+// each vector, of 128.
+constexpr int max_row_block(Direction direction, bool fused) {
+  return fused && direction == Direction::forward ? kMaxBlock / 2 : kMaxBlock;
 }
+
+// What a thread adds up by itself, it does in so many sums: each addition waits for the one before. Two where terms come
+// a few at a time, and are added to a sum of them all.
+inline constexpr int kPartialSums = 4;
+inline constexpr int kPartialSumsOfFew = 2;
 
 // ---- warp regime: rows of at most 1024 elements -------------------------------------------------------------------
 
@@ -56,7 +68,7 @@ inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
 // Rows that are held as they were loaded take half the registers.
 constexpr int warp_max_log2_dim(int source_bytes, bool fused) {
-  return kWarpMaxLog2Dim + (holds_raw(source_bytes, fused) ? 1 : 0);
+  return kWarpMaxLog2Dim + (source_bytes == 2 && !fused ? 1 : 0);
 }
 inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
@@ -69,13 +81,15 @@ inline constexpr int kStagedBlocks = 8;         // a multiprocessor, before bloc
 inline constexpr int kStagedValues = 32;        // that a lane has of a row before more lanes share it
 inline constexpr int kStagedTogether = 4;       // words that a lane loads before it uses the first, where it holds none
 
+// Wider fused rows are better off as vectors: masks and biases are not staged, and would be read element by element.
+constexpr int staged_fused_dim(int source_bytes) { return 4 * kVectorBytes / source_bytes - 1; }
+
 // Elements of a word, which is what a thread takes from shared memory at once. Rows need not be aligned to more.
 constexpr int staged_word(int source_bytes) { return source_bytes == 2 ? 2 : 1; }
 
 // A lane's words, rounded up to those that kernels are compiled for. Fused kernels are large: there are fewer.
 constexpr int staged_items(int items, bool fused) {
-  if (fused) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(items)));
-  const int step = items > 16 ? 4 : 2;
+  const int step = fused || items > 16 ? 4 : 2;
   return (items + step - 1) / step * step;
 }
 
@@ -110,10 +124,10 @@ constexpr int staged_bank_turns(int dim, int word, int lanes) {
 
 // Few lanes a row mean few shuffles, and many words a lane that few are lost to rounding; more share it where that
 // spares turns.
-constexpr int staged_lanes(int dim, int source_bytes, bool fused) {
-  const int word = staged_word(source_bytes), values = kStagedValues / (fused ? 2 : 1);
+constexpr int staged_lanes(int dim, int source_bytes) {
+  const int word = staged_word(source_bytes);
   int lanes = 1;
-  while (lanes < kWarp && lanes * values < (dim + word - 1) / word * word) lanes *= 2;
+  while (lanes < kWarp && lanes * kStagedValues < (dim + word - 1) / word * word) lanes *= 2;
   while (lanes < kWarp && staged_bank_turns(dim, word, lanes) > kStagedBankTurns &&
          staged_bank_turns(dim, word, 2 * lanes) < staged_bank_turns(dim, word, lanes))
     lanes *= 2;
@@ -189,7 +203,10 @@ inline constexpr int kOverlapFrom = 90;  // compute capability that can start a 
 
 inline constexpr int kOnlineBlock = 256;
 inline constexpr int kOnlineBlocks = 3;               // a multiprocessor: 80 registers a thread; and of a split grid
-inline constexpr int kOnlineVectors = 4;              // of all operands, that a thread works on while as many arrive
+// vectors that a thread works on while as many arrive
+constexpr int online_vectors(Direction direction, bool fused) {
+  return direction == Direction::backward || fused ? 2 : 4;
+}
 inline constexpr std::int64_t kFewRowsMinDim = 4096;  // narrower rows are latency, however many blocks share them
 // vectors that a thread of a split row has at least: less is launch latency
 inline constexpr std::int64_t kSplitMinVectors = 4;
@@ -261,9 +278,10 @@ inline constexpr int kTileResidentBytes = 96 * 1024;
 inline constexpr int kTileBlock = 128;
 inline constexpr int kTileMaxBlock = 256;
 // Blocks of the largest size, a multiprocessor: 64 registers a thread. What is fused, and float64, needs more.
-constexpr int tile_min_blocks(int source_bytes, bool fused) { return fused || source_bytes == 8 ? 2 : 4; }
+constexpr int tile_min_blocks(int source_bytes, bool fused) { return source_bytes == 8 ? 2 : fused ? 3 : 4; }
 // Words that a thread takes from shared memory before it uses the first.
-constexpr int tile_items(int source_bytes, bool fused) { return fused || source_bytes == 8 ? 4 : 8; }
+constexpr int tile_items(int source_bytes) { return source_bytes == 8 ? 4 : 8; }
+inline constexpr int kTileFusedItems = 4;  // words whose masks and biases are under way at once
 inline constexpr int kTileMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
 
 // Bytes of neighbouring columns that a tile has for each element of dim, and blocks that share dim: the first pair that

@@ -84,6 +84,7 @@ inline unsigned __float_as_uint(float x) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return unsigned((std::uint64_t(high) << 32 | low) >> (shift & 31));
 }
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(std::uint64_t(a) * b >> 32); }
 inline double __hiloint2double(int high, int low) {
   const std::uint64_t bits = std::uint64_t(unsigned(high)) << 32 | unsigned(low);
   double y;
