@@ -40,7 +40,7 @@ struct ClusterExchange {
 };
 
 template <typename Operation, int kVectors>
-__global__ void __launch_bounds__(kMaxRowBlock<Operation>) cluster_row(const RowArguments<Operation> arguments) {
+__global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
   __shared__ Meeting<typename Operation::State> meeting;
   const std::int64_t block = arguments.first_block + blockIdx.x;
   const int blocks = cluster_size(), rank = static_cast<int>(block % blocks);

@@ -167,21 +167,24 @@ class HeldColumns {
     });
   }
 
-  // Applies what is fused. Calls line(item) for what that is at an item.
-  template <typename LineOf>
-  __device__ __forceinline__ void apply(const LineOf& line, Real scale) {
+  // Applies what is fused, which `line` has at the first item, and step(line) at the next.
+  template <typename Line, typename Step>
+  __device__ __forceinline__ void apply(Line line, const Step& step, Real scale) {
     scale_ = scale;
     each([&](int first) {
+      Line lines[kTogether];
       Extras<Operation, kVector> extras[kTogether];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        if (first + i < mine_) line(first + i).load(0, extras[i]);
+      for (int i = 0; i < kTogether; ++i) {
+        lines[i] = line;
+        if (first + i < mine_) line.load(0, extras[i]);
+        step(line);
+      }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         if (first + i >= mine_) continue;
-        const auto fused = line(first + i);
-        fused.resolve(0, extras[i]);
-        fused.apply(0, extras[i], source_[first + i], grad_[kForward ? 0 : first + i]);
+        lines[i].resolve(0, extras[i]);
+        lines[i].apply(0, extras[i], source_[first + i], grad_[kForward ? 0 : first + i]);
       }
     });
   }
@@ -344,7 +347,7 @@ struct Place {
   // Bytes between elements of dim that a thread has.
   __device__ __forceinline__ std::int64_t step(int operand) const {
     const int bytes = operand == kResult ? sizeof(typename Operation::Result) : sizeof(typename Operation::Source);
-    return arguments.dim_stride[operand] * bytes << arguments.log2_along;
+    return steps(operand) * bytes;
   }
 
   template <typename Held>
@@ -354,7 +357,8 @@ struct Place {
   }
   template <typename Held>
   __device__ __forceinline__ void apply_fused(Held& held) const {
-    if constexpr (Operation::kFused) held.apply([&](int item) { return line(item); }, scale_left(arguments.fusing));
+    if constexpr (Operation::kFused)
+      held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); }, scale_left(arguments.fusing));
   }
   template <typename Held>
   __device__ __forceinline__ void store(const Held& held, const typename Held::Finishes& finish, int mine) const {
@@ -373,6 +377,10 @@ struct Place {
   }
 
  private:
+  // Elements of an operand between those of dim that a thread has.
+  __device__ __forceinline__ std::int64_t steps(int operand) const {
+    return arguments.dim_stride[operand] << arguments.log2_along;
+  }
   // The columns at an element of dim, as neighbours along a line.
   __device__ __forceinline__ auto line(int item) const {
     constexpr int kVector = tuning::kVectorBytes / sizeof(typename Operation::Source);
@@ -437,10 +445,10 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
     if (exchange.needless())
       finish = HeldOf::finish(states, arguments.fusing);
     else
-      finish = HeldOf::finish(states,
-                              exchange(states, thread.column, thread.along >> arguments.log2_lanes,
-                                       (thread.along & (lanes - 1)) == 0),
-                              arguments.fusing);
+      finish = HeldOf::finish(
+          states,
+          exchange(states, thread.column, thread.along >> arguments.log2_lanes, (thread.along & (lanes - 1)) == 0),
+          arguments.fusing);
     place.store(held, finish, mine);
   }
 }

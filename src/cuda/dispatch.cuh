@@ -127,8 +127,8 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.ragged = plan.ragged;
   arguments.outer = decltype(arguments.outer)(problem.outer);
   const bool whole = plan.passes == 1 && problem.dim.size % (std::int64_t{plan.threads_per_row} * plan.vector) == 0;
-  arguments.fusing = fusing_of<Operation>(problem, pointers, problem.dim.groups[0],
-                                             plan.ragged || plan.staged || !whole);
+  arguments.fusing =
+      fusing_of<Operation>(problem, pointers, problem.dim.groups[0], plan.ragged || plan.staged || !whole);
   return arguments;
 }
 

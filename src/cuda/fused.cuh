@@ -159,24 +159,15 @@ class FusedLine {
   __device__ __forceinline__ FusedLine(const Fusing<Operation>& fusing, std::int64_t mask, std::int64_t bias,
                                        Index reach, int phase = 0)
       : fusing_(&fusing), mask_(fusing.mask + mask), reach_(reach) {
-    if (fusing.mask != nullptr && fusing.mask_step == 1 && N >= 4) {
-      shift_ = MaskBytes<N>::shift_of(mask_ - phase);
-      if (fusing.cut || shift_ != 0) {
-        const int before = static_cast<int>(shift_ / 8), more = shift_ != 0 ? 4 - before : 0;
-        mask_words_ = range(fusing.mask - mask_ + before, fusing.mask_end - mask_ - N - more);
-      }
-    } else {
-      mask_words_ = Range{0, -1};
-    }
-    if (kForward && fusing.bias != nullptr) {
-      const int bytes = with_real_bias() ? sizeof(Real) : sizeof(Source), log2_bytes = bytes == 8 ? 3 : bytes / 2;
-      const int unit = bytes * N < tuning::kVectorBytes ? bytes * N : tuning::kVectorBytes;
-      bias_ = fusing.bias + (bias << log2_bytes);
-      if (fusing.bias_step != 1 || reinterpret_cast<std::uintptr_t>(bias_ - phase * bytes) % unit != 0)
-        bias_vectors_ = Range{0, -1};
-      else if (fusing.cut)
-        bias_vectors_ = range((fusing.bias - bias_) >> log2_bytes, ((fusing.bias_end - bias_) >> log2_bytes) - N);
-    }
+    if (kForward && fusing.bias != nullptr) bias_ = fusing.bias + bias * bias_bytes();
+    find_vectors(phase);
+  }
+
+  // To another line of as many elements, whose mask and bias lie so many elements further.
+  __device__ __forceinline__ void step(std::int64_t mask, std::int64_t bias) {
+    mask_ += mask;
+    if (kForward && fusing_->bias != nullptr) bias_ += bias * bias_bytes();
+    find_vectors(0);
   }
 
   __device__ __forceinline__ Index reach() const { return reach_; }
@@ -204,7 +195,8 @@ class FusedLine {
     if (fusing_->mask == nullptr)
       extras.excluded = ExcludedOf::filled(0);
     else if (N == 1 || fusing_->mask_step == 0)
-      extras.excluded = ExcludedOf::filled((extras.mask.words[0] != 0) == (fusing_->mask_flip == 0) ? ExcludedOf::kAll : 0);
+      extras.excluded =
+          ExcludedOf::filled((extras.mask.words[0] != 0) == (fusing_->mask_flip == 0) ? ExcludedOf::kAll : 0);
     else
       extras.excluded = extras.mask.excluded(shift_, fusing_->mask_flip);
     if constexpr (N == 1) {
@@ -275,6 +267,29 @@ class FusedLine {
   // Of elements that may be the first of N.
   struct Range {
     Index first = -N, last = std::numeric_limits<Index>::max();
+    // Where words of the mask, and vectors of the bias, may be read.
+    __device__ __forceinline__ void find_vectors(int phase) {
+      const Fusing<Operation>& fusing = *fusing_;
+      if (N >= 4 && fusing.mask != nullptr && fusing.mask_step == 1) {
+        shift_ = MaskBytes<N>::shift_of(mask_ - phase);
+        const int before = static_cast<int>(shift_ / 8), more = shift_ != 0 ? 4 - before : 0;
+        mask_words_ = Range{};
+        if (fusing.cut || shift_ != 0)
+          mask_words_ = range(fusing.mask - mask_ + before, fusing.mask_end - mask_ - N - more);
+      } else {
+        mask_words_ = Range{0, -1};
+      }
+      if (!kForward || fusing.bias == nullptr) return;
+      const int bytes = bias_bytes(), log2_bytes = bytes == 8 ? 3 : bytes / 2;
+      const int unit = bytes * N < tuning::kVectorBytes ? bytes * N : tuning::kVectorBytes;
+      bias_vectors_ = Range{};
+      if (fusing.bias_step != 1 || reinterpret_cast<std::uintptr_t>(bias_ - phase * bytes) % unit != 0)
+        bias_vectors_ = Range{0, -1};
+      else if (fusing.cut)
+        bias_vectors_ = range((fusing.bias - bias_) >> log2_bytes, ((fusing.bias_end - bias_) >> log2_bytes) - N);
+    }
+
+    __device__ __forceinline__ int bias_bytes() const { return with_real_bias() ? sizeof(Real) : sizeof(Source); }
     __device__ __forceinline__ bool has(Index element) const { return element >= first && element <= last; }
   };
   __device__ __forceinline__ static Range range(std::int64_t first, std::int64_t last) {
@@ -283,6 +298,29 @@ class FusedLine {
             static_cast<Index>(last > -N ? (last < kLast ? last : kLast) : -N - 1)};
   }
 
+  // Where words of the mask, and vectors of the bias, may be read.
+  __device__ __forceinline__ void find_vectors(int phase) {
+    const Fusing<Operation>& fusing = *fusing_;
+    if (N >= 4 && fusing.mask != nullptr && fusing.mask_step == 1) {
+      shift_ = MaskBytes<N>::shift_of(mask_ - phase);
+      const int before = static_cast<int>(shift_ / 8), more = shift_ != 0 ? 4 - before : 0;
+      mask_words_ = Range{};
+      if (fusing.cut || shift_ != 0)
+        mask_words_ = range(fusing.mask - mask_ + before, fusing.mask_end - mask_ - N - more);
+    } else {
+      mask_words_ = Range{0, -1};
+    }
+    if (!kForward || fusing.bias == nullptr) return;
+    const int bytes = bias_bytes(), log2_bytes = bytes == 8 ? 3 : bytes / 2;
+    const int unit = bytes * N < tuning::kVectorBytes ? bytes * N : tuning::kVectorBytes;
+    bias_vectors_ = Range{};
+    if (fusing.bias_step != 1 || reinterpret_cast<std::uintptr_t>(bias_ - phase * bytes) % unit != 0)
+      bias_vectors_ = Range{0, -1};
+    else if (fusing.cut)
+      bias_vectors_ = range((fusing.bias - bias_) >> log2_bytes, ((fusing.bias_end - bias_) >> log2_bytes) - N);
+  }
+
+  __device__ __forceinline__ int bias_bytes() const { return with_real_bias() ? sizeof(Real) : sizeof(Source); }
   __device__ __forceinline__ bool has(Index element) const { return element >= 0 && element < reach_; }
   __device__ __forceinline__ bool excludes_some() const { return fusing_->mask != nullptr || fusing_->cut; }
   __device__ __forceinline__ bool with_real_bias() const { return sizeof(Source) != 2 || fusing_->bias_is_real; }

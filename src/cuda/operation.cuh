@@ -1,7 +1,7 @@
 // What is computed, apart from how it is spread: Forward and Backward, each for softmax and log_softmax. A kernel
 // loads terms, asks for the state of those a team of lanes holds, lets an exchange make it the state of the row, and
-// passes the terms through finish(). Fused operations also know rows of which nothing is left; what they fuse is applied
-// to terms (see fused.cuh), where excluded elements come to nothing().
+// passes the terms through finish(). Fused operations also know rows of which nothing is left; what they fuse is
+// applied to terms (see fused.cuh), where excluded elements come to nothing().
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -37,7 +37,9 @@ template <typename Real, int kCount, int kMost = tuning::kPartialSums>
 class PartialSums {
  public:
   // The i-th of at most kCount; `i` should be known when this is compiled.
-  __device__ __forceinline__ void add(int i, Real x) { of_[i % kPartials] = i < kPartials ? x : of_[i % kPartials] + x; }
+  __device__ __forceinline__ void add(int i, Real x) {
+    of_[i % kPartials] = i < kPartials ? x : of_[i % kPartials] + x;
+  }
   __device__ __forceinline__ Real total() const {
     Real total = of_[0];
 #pragma unroll

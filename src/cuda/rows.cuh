@@ -39,7 +39,8 @@ struct KernelAxis {
       if (!divides_fast || rank == 1) continue;
       const auto size = static_cast<std::uint64_t>(here.size);
       here.shift = std::bit_width(size - 1);
-      here.multiplier = static_cast<unsigned>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << here.shift) - size)) / size + 1);
+      here.multiplier =
+          static_cast<unsigned>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << here.shift) - size)) / size + 1);
     }
   }
 };
@@ -53,9 +54,6 @@ inline constexpr int kHeldOperands = tuning::held_operands(Operation::kDirection
 template <typename Operation>
 inline constexpr int kHeldVectors =
     tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
-
-template <typename Operation>
-inline constexpr int kMaxRowBlock = tuning::max_row_block(Operation::kDirection, Operation::kFused);
 
 // Of an element, or of the first element of a row, from the start of each operand.
 template <int kCount>

@@ -710,8 +710,8 @@ __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arg
   typename Operation::Finish finish[kColumns];
 #pragma unroll
   for (int k = 0; k < kColumns; ++k)
-    finish[k] = settled<Operation>(
-        WordsOf::kKept ? Operation::finish(held[k], state[k]) : Operation::finish(state[k]), arguments.fusing);
+    finish[k] = settled<Operation>(WordsOf::kKept ? Operation::finish(held[k], state[k]) : Operation::finish(state[k]),
+                                   arguments.fusing);
 
   if (!exists) return;
   if constexpr (TileOf::kMayGoBack) {
@@ -878,8 +878,8 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   arguments.dim_axis = decltype(arguments.dim_axis)(problem.dim);
   arguments.inner_axis = decltype(arguments.inner_axis)(problem.inner);
   constexpr Group kAlone{.size = 1, .stride = {1, 1, 1, 1, 1, 1}};
-  arguments.fusing = fusing_of<Operation>(
-      problem, pointers, kVector > 1 ? problem.inner.groups[problem.inner.rank - 1] : kAlone, false);
+  arguments.fusing = fusing_of<Operation>(problem, pointers,
+                                          kVector > 1 ? problem.inner.groups[problem.inner.rank - 1] : kAlone, false);
   return arguments;
 }
 

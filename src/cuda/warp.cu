@@ -178,8 +178,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
 #pragma unroll
       for (int item = group; item < kItems && item < group + kTogether; ++item) {
         const int element = first + item * step;
-        const auto word = Vec<Result, kWord>::narrowed(
-            [&](int k) { return finish(terms[item * kWord + k]); });
+        const auto word = Vec<Result, kWord>::narrowed([&](int k) { return finish(terms[item * kWord + k]); });
         Result* const to = staged.result + start + element;
         const bool whole = (item > 0 || element >= 0) && (item < kFull ? exists : element + kWord <= end);
         if (Staged<Operation>::kInPlace && whole) {

@@ -37,7 +37,6 @@ struct Rows {
   bool ragged() const { return !aligned || dim % vector != 0; }
   int held;       // vectors that a thread of the block regime holds
   int most_held;  // and one of the cluster regime
-  int max_block;  // threads
   int state_bytes;
 };
 
@@ -58,7 +57,6 @@ Rows rows_of(const Problem& problem) {
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
   rows.held = tuning::held_vectors(bytes, problem.direction, problem.fused.any);
   rows.most_held = tuning::most_held_vectors(bytes, problem.direction, problem.fused.any);
-  rows.max_block = tuning::max_row_block(problem.direction, problem.fused.any);
   rows.state_bytes = state_bytes(problem);
   return rows;
 }
@@ -91,7 +89,8 @@ tuning::WarpLayout held_layout(const Rows& rows) {
 }
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and where a
-// quarter of the lanes that hold vectors would hold none; not where masks can be read as words, which are then the most.
+// quarter of the lanes that hold vectors would hold none; not where masks can be read as words, which are then the
+// most.
 bool should_stage(const Problem& problem, const Rows& rows) {
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
   if (problem.fused.any && problem.dim.size > tuning::staged_fused_dim(size_of(problem.source))) return false;
@@ -172,8 +171,7 @@ Offer offer_block(const Rows& rows, std::int64_t most_threads) {
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
   const int held = rows.ragged() ? rows.most_held : rows.held;
   const std::int64_t threads = divide_up(divide_up(rows.vectors, held), kWarp) * kWarp;
-  if (threads > std::min<std::int64_t>(most_threads, rows.max_block))
-    return {{}, "a row is wider than the registers of a block"};
+  if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
   plan.grid = rows.count;
@@ -190,8 +188,8 @@ std::int64_t threads_to_hold(const Rows& rows, int blocks) {
 // them. Where a multiprocessor has a single block, which loads and stores in turns, they count once.
 std::int64_t resident_rows(const Rows& rows, int cluster) {
   const std::int64_t threads = threads_to_hold(rows, cluster);
-  if (threads > rows.max_block || threads < tuning::kClusterLeastThreads) return 0;
-  const std::int64_t blocks = rows.max_block / threads, resident = tuning::kGpc * blocks / cluster;
+  if (threads > tuning::kMaxBlock || threads < tuning::kClusterLeastThreads) return 0;
+  const std::int64_t blocks = tuning::kMaxBlock / threads, resident = tuning::kGpc * blocks / cluster;
   return blocks == 1 ? resident : 2 * resident;
 }
 
@@ -207,7 +205,7 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
       cluster *= 2;
     const std::int64_t useful = divide_up(divide_up(rows.vectors, cluster * std::int64_t{2}), kWarp) * kWarp;
     const std::int64_t blocks = divide_up(rows.count * cluster, tuning::clustered(device.multiprocessors));
-    const std::int64_t most = rows.max_block / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
+    const std::int64_t most = tuning::kMaxBlock / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
     threads = std::max(threads_to_hold(rows, cluster), std::min(useful, most));
   } else {
     std::int64_t most = 0;
@@ -217,7 +215,7 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
       ++cluster;
     threads = threads_to_hold(rows, cluster);
   }
-  if (threads > rows.max_block) return {{}, "a row is wider than the registers of a cluster"};
+  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
   Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
   plan.block = static_cast<int>(threads);
   plan.cluster = cluster;
@@ -689,7 +687,8 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (architecture.max_cluster > 1) {
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
     if (const Offer block = offer_block(rows, few ? 0 : architecture.block_threads); block.plan) return *block.plan;
-    if (few && rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes) return *offer_split(problem, rows, device).plan;
+    if (few && rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes)
+      return *offer_split(problem, rows, device).plan;
     if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
   } else if (const Offer block = offer_block(rows, architecture.block_threads); block.plan) {
     return *block.plan;

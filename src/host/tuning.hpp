@@ -48,17 +48,11 @@ constexpr int held_vectors(int source_bytes, Direction direction, bool fused) {
 // The same where rows are as wide as can be. What is held as it was loaded takes fewer registers.
 constexpr int most_held_vectors(int source_bytes, Direction direction, bool fused) {
   return holds_raw(source_bytes, direction, fused) ? kHeldRegisters * 4 / kVectorBytes / held_operands(direction)
-                                                   : held_vectors(source_bytes, direction, false);
+                                                   : held_vectors(source_bytes, direction, fused);
 }
 
-// Threads of a block that holds a row, or a part of one, at most: of 64 registers each. Where a mask and a bias come with
-// each vector, of 128.
-constexpr int max_row_block(Direction direction, bool fused) {
-  return fused && direction == Direction::forward ? kMaxBlock / 2 : kMaxBlock;
-}
-
-// What a thread adds up by itself, it does in so many sums: each addition waits for the one before. Two where terms come
-// a few at a time, and are added to a sum of them all.
+// What a thread adds up by itself, it does in so many sums: each addition waits for the one before. Two where terms
+// come a few at a time, and are added to a sum of them all.
 inline constexpr int kPartialSums = 4;
 inline constexpr int kPartialSumsOfFew = 2;
 
@@ -202,7 +196,7 @@ inline constexpr int kOverlapFrom = 90;  // compute capability that can start a 
 // ---- online and split ---------------------------------------------------------------------------------------------
 
 inline constexpr int kOnlineBlock = 256;
-inline constexpr int kOnlineBlocks = 3;               // a multiprocessor: 80 registers a thread; and of a split grid
+inline constexpr int kOnlineBlocks = 3;  // a multiprocessor: 80 registers a thread; and of a split grid
 // vectors that a thread works on while as many arrive
 constexpr int online_vectors(Direction direction, bool fused) {
   return direction == Direction::backward || fused ? 2 : 4;
@@ -282,7 +276,7 @@ constexpr int tile_min_blocks(int source_bytes, bool fused) { return source_byte
 // Words that a thread takes from shared memory before it uses the first.
 constexpr int tile_items(int source_bytes) { return source_bytes == 8 ? 4 : 8; }
 inline constexpr int kTileFusedItems = 4;  // words whose masks and biases are under way at once
-inline constexpr int kTileMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
+inline constexpr int kTileMinRows = 64;    // of dim, that a block of a cluster has, where few tiles are spread
 
 // Bytes of neighbouring columns that a tile has for each element of dim, and blocks that share dim: the first pair that
 // fits is taken. Segments shorter than a line of 128 bytes cost some of memory's speed, clusters some of a block's time
