@@ -267,29 +267,6 @@ class FusedLine {
   // Of elements that may be the first of N.
   struct Range {
     Index first = -N, last = std::numeric_limits<Index>::max();
-    // Where words of the mask, and vectors of the bias, may be read.
-    __device__ __forceinline__ void find_vectors(int phase) {
-      const Fusing<Operation>& fusing = *fusing_;
-      if (N >= 4 && fusing.mask != nullptr && fusing.mask_step == 1) {
-        shift_ = MaskBytes<N>::shift_of(mask_ - phase);
-        const int before = static_cast<int>(shift_ / 8), more = shift_ != 0 ? 4 - before : 0;
-        mask_words_ = Range{};
-        if (fusing.cut || shift_ != 0)
-          mask_words_ = range(fusing.mask - mask_ + before, fusing.mask_end - mask_ - N - more);
-      } else {
-        mask_words_ = Range{0, -1};
-      }
-      if (!kForward || fusing.bias == nullptr) return;
-      const int bytes = bias_bytes(), log2_bytes = bytes == 8 ? 3 : bytes / 2;
-      const int unit = bytes * N < tuning::kVectorBytes ? bytes * N : tuning::kVectorBytes;
-      bias_vectors_ = Range{};
-      if (fusing.bias_step != 1 || reinterpret_cast<std::uintptr_t>(bias_ - phase * bytes) % unit != 0)
-        bias_vectors_ = Range{0, -1};
-      else if (fusing.cut)
-        bias_vectors_ = range((fusing.bias - bias_) >> log2_bytes, ((fusing.bias_end - bias_) >> log2_bytes) - N);
-    }
-
-    __device__ __forceinline__ int bias_bytes() const { return with_real_bias() ? sizeof(Real) : sizeof(Source); }
     __device__ __forceinline__ bool has(Index element) const { return element >= first && element <= last; }
   };
   __device__ __forceinline__ static Range range(std::int64_t first, std::int64_t last) {
