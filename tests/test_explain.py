@@ -75,3 +75,10 @@ def test_command_line():
 )
 def test_bad_command_lines_end_with_one_line_and_exit_code_2(arguments):
     assert said_one_line(run(*arguments))
+
+
+@pytest.mark.parametrize("device", ["cpu", "A100", "H200"])
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 5), (4, 0), (0, 4)], ids=str)
+def test_nothing_to_compute(shape: tuple[int, ...], device: str) -> None:
+    for backward in (False, True):
+        assert "no elements" in str(ndsoftmax.explain(shape, 0, device=device, backward=backward))

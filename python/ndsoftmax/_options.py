@@ -70,8 +70,8 @@ def words(known: Collection[str]) -> Callable[[str], list[str]]:
 def output(text: str) -> Path:
     """A file that can be written; it is left as it is."""
     path = Path(text)
-    existed = path.exists()
     try:
+        existed = path.exists()
         path.open("a").close()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot write {text!r}: {error.strerror}") from None

@@ -328,7 +328,8 @@ int sources_of(const Problem& problem) { return problem.direction == Direction::
 // Whether what is fused can be applied to what is held, in its place: 16 bits have no room for more than a mask.
 bool fuses_in_place(const Problem& problem) {
   const Fused& fused = problem.fused;
-  return problem.direction == Direction::backward || size_of(problem.source) > 2 || (!fused.bias && fused.scale > 0);
+  return problem.direction == Direction::backward || size_of(problem.source) > 2 ||
+         (!fused.bias && static_cast<float>(fused.scale) > 0);  // as kernels take it: nothing() · 0 would be NaN
 }
 
 // Vectors of columns in registers, of which a thread has every along'th element of dim.

@@ -79,7 +79,8 @@ def run(options: argparse.Namespace) -> int:
         stopped = error
     total = sum(len(of_dtype) for _, of_dtype in cases) + len(climbs)
     if missing := total - len(found.rows) - len(found.steps):
-        why = "interrupted" if stopped else f"--seconds {options.seconds:g} were over"
+        over = "an error ended it" if stopped else f"--seconds {options.seconds:g} were over"
+        why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else over
         print(f"{missing} of {total} shapes left out: {why}", file=sys.stderr)
     if found.rows:
         print(f"\n{report.summary(found.rows, providers)}")
@@ -88,7 +89,9 @@ def run(options: argparse.Namespace) -> int:
     _write(options, found, title)
     if stopped:
         raise stopped
-    return 1 if ladder.any_wrong(found.steps) else 0
+    rows = [*found.rows, *(step.row for step in found.steps)]
+    failed = any(row.seconds.get("ndsoftmax", 0) is None for row in rows)
+    return 1 if failed or ladder.any_wrong(found.steps) else 0
 
 
 def _measure(

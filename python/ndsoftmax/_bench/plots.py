@@ -58,7 +58,7 @@ def write_roofline(path: Path, rows: Sequence[Row], roof: Roof, title: str) -> N
     )
     providers = _providers(rows)
     for number, provider in enumerate(providers):
-        beside = 2 ** (0.4 * ((number + 0.5) / len(providers) - 0.5))
+        beside = 2 ** (0.4 * number / len(providers))  # to the right, where the roof is higher
         points = [
             (intensity * beside, row.case.numel / seconds / 1e9)
             for intensity, row in zip(intensities, rows, strict=True)
