@@ -82,3 +82,15 @@ def test_bad_command_lines_end_with_one_line_and_exit_code_2(arguments):
 def test_nothing_to_compute(shape: tuple[int, ...], device: str) -> None:
     for backward in (False, True):
         assert "no elements" in str(ndsoftmax.explain(shape, 0, device=device, backward=backward))
+
+
+def test_where_is_planned_as_a_mask() -> None:
+    plans = [ndsoftmax.explain((8, 64, 64), device="H200", **{name: (64, 64)}).to_dict() for name in ("mask", "where")]
+    assert plans[0] == plans[1]
+    with pytest.raises(ValueError, match="mask and where"):
+        ndsoftmax.explain((8, 64), mask=(8, 64), where=(8, 64))
+
+
+@pytest.mark.parametrize("command", ["explain", "bench", "doctor"])
+def test_help_has_examples(command: str) -> None:
+    assert "example" in run(command, "--help").stdout

@@ -47,7 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.set_defaults(run=_show)
     commands = parser.add_subparsers(title="commands", metavar="")
 
-    explain = commands.add_parser("explain", help="print the plan of a problem, and why", argument_default=None)
+    explain = commands.add_parser(
+        "explain",
+        help="print the plan of a problem, and why",
+        description="Print which kernel a call would run, how, and why. Runs nothing and needs no GPU.",
+        epilog="examples:\n  ndsoftmax explain 8x16x1024x1024 --dtype bfloat16 --device H200\n"
+        "  ndsoftmax explain 8x19x1024x1024 --dim 1 --backward --device A100\n  ndsoftmax explain 64x4096 --dim 0,1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=None,
+    )
     explain.add_argument("shape", type=_options.shape, help="sizes with x between them: 8x16x1024x1024")
     explain.add_argument(
         "--dim", type=_options.dims, default=(-1,), help="what to normalize over: -1, or 0,2 (default: -1)"
@@ -60,7 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     bench.add_arguments(commands.add_parser("bench", help="how fast softmax is, beside others and beside a copy"))
 
-    doctor = commands.add_parser("doctor", help="what was built, what is here, and whether it computes right")
+    doctor = commands.add_parser(
+        "doctor",
+        help="what was built, what is here, and whether it computes right",
+        description="Print what was built, which GPU, driver and torch are here, and compare results with float64. "
+        "Ends with a verdict, and exit code 0 if all is well.",
+        epilog="example:\n  ndsoftmax doctor",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     doctor.set_defaults(run=_doctor)
 
     options = parser.parse_args(arguments)

@@ -145,6 +145,7 @@ def explain(
     log: bool = False,
     backward: bool = False,
     mask: Tensor | Sequence[int] | None = None,
+    where: Tensor | Sequence[int] | None = None,
     bias: Tensor | Sequence[int] | None = None,
     scale: float = 1.0,
     causal: bool | str = False,
@@ -167,8 +168,8 @@ def explain(
         log_softmax instead of softmax.
     backward : bool
         The gradient instead of the result.
-    mask, bias : Tensor or sequence of int, optional
-        What would be fused, or its shape (of a bias of the input's dtype). A `where` is planned as a `mask`.
+    mask, where, bias : Tensor or sequence of int, optional
+        What would be fused, or its shape (of a bias of the input's dtype). Not both of `mask` and `where`.
     scale, causal, fully_masked
         As for :func:`ndsoftmax.softmax`. The bytes to move are those up to the diagonal.
 
@@ -200,10 +201,13 @@ def explain(
         described = torch.empty(tuple(input), dtype=dtype or torch.float32, device="meta")
         source = result = result_dtype(described, None)
         offset = 0
+    if mask is not None and where is not None:
+        raise ValueError("mask and where say the same, the other way around: give one of them")
+    mask = where if mask is None else mask
     check_causal(as_causal(causal), as_dims(dim), described.dim())
     masked = mask is not None or bias is not None or bool(causal)
     zero = dead_rows_are_zero(fully_masked, masked)
-    where, name, bandwidth = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target, name, bandwidth = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     strides = list(described.stride())
     dense = list(torch.empty_like(described).stride())
     if backward:  # from a gradient and an output that lie as the output does, to a gradient that lies as they do
@@ -219,7 +223,7 @@ def explain(
         dense,
         dense,
         as_dims(dim),
-        where,
+        target,
         (offset, 0, 0),
         mask=_layout(mask),
         bias=_layout(None if backward else bias),
@@ -236,7 +240,7 @@ def explain(
         dict.fromkeys((source_name, result_name))
     )
     held = plan.items * plan.vector * source.itemsize * (2 if backward else 1)
-    return Explanation(problem, name, plan, math.ceil(held / 4) if where.kind == "cuda" else None, moved, bandwidth)
+    return Explanation(problem, name, plan, math.ceil(held / 4) if target.kind == "cuda" else None, moved, bandwidth)
 
 
 def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:

@@ -104,7 +104,7 @@ def measure(case: Case, direction: str, providers: Sequence[str], pool: Pool) ->
     arguments = fused(case, x.dtype, x.device)
     launches = {name: _launch(name, direction, tensors, case.dim, arguments) for name in providers}
     copy, seconds = timed(launches, [x for x, *_ in tensors])
-    planned: dict[str, Any] = {"mask" if name == "where" else name: value for name, value in arguments.items()}
+    planned: dict[str, Any] = dict(arguments)
     explain = functools.partial(ndsoftmax.explain, x, case.dim, backward=direction == "backward")
     kernel = explain(**planned).regime
     counted = explain(**{name: value for name, value in planned.items() if name != "causal"}).bytes
