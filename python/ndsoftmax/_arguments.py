@@ -122,6 +122,11 @@ def check_broadcast(name: str, tensor: Tensor, input: Tensor) -> None:
         )
 
 
+def check_one_mask(mask: object, where: object) -> None:
+    if mask is not None and where is not None:
+        raise ValueError("mask excludes and where includes: give one of them")
+
+
 def check_causal(causal: str, dims: Sequence[int], rank: int) -> None:
     """Raises unless a diagonal lies across rows (dim -2) and columns (dim -1) that are normalized over."""
     if causal and rank < 2:

@@ -15,6 +15,7 @@ from ndsoftmax._arguments import (
     as_dims,
     as_scale,
     check_causal,
+    check_one_mask,
     dead_rows_are_zero,
     is_fused,
     result_dtype,
@@ -201,8 +202,7 @@ def explain(
         described = torch.empty(tuple(input), dtype=dtype or torch.float32, device="meta")
         source = result = result_dtype(described, None)
         offset = 0
-    if mask is not None and where is not None:
-        raise ValueError("mask and where say the same, the other way around: give one of them")
+    check_one_mask(mask, where)
     mask = where if mask is None else mask
     check_causal(as_causal(causal), as_dims(dim), described.dim())
     masked = mask is not None or bias is not None or bool(causal)

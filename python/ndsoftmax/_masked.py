@@ -22,6 +22,7 @@ from ndsoftmax._arguments import (
     check_bias,
     check_causal,
     check_mask,
+    check_one_mask,
     dead_rows_are_zero,
     wrap_dims,
 )
@@ -96,8 +97,7 @@ def as_masking(
     fully_masked: Any,
 ) -> Masking:
     """The arguments of softmax, for an input that is cast to `computed_dtype` first; raises where one is wrong."""
-    if mask is not None and where is not None:
-        raise ValueError("mask excludes and where includes: give one of them")
+    check_one_mask(mask, where)
     scale, causal = as_scale(scale), as_causal(causal)
     zero = dead_rows_are_zero(fully_masked, not (mask is None and where is None and bias is None and not causal))
     check_causal(causal, dims, input.dim())

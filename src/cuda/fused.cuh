@@ -327,4 +327,8 @@ class FusedLine {
   Index reach_;
 };
 
+// Or nothing.
+template <typename Operation, typename Index, int N>
+using LineIfFused = std::conditional_t<Operation::kFused, FusedLine<Operation, Index, N>, Fusing<Operation, false>>;
+
 }  // namespace ndsoftmax::cuda

@@ -289,7 +289,7 @@ struct Backward {
     }
     __device__ __forceinline__ Real again(Term term) const { return (*this)(term); }
 
-    __device__ __forceinline__ void settle(bool, Real scale_) { scale = scale_; }
+    __device__ __forceinline__ void settle(bool, Real fused_scale) { scale = fused_scale; }
     // An excluded element comes to 0 unless the sum, or the scale, is no number.
     __device__ __forceinline__ bool taints() const { return dead || (sum - sum) * scale != 0; }
     __device__ __forceinline__ bool clears(bool included) const { return dead || !included; }

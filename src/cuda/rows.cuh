@@ -20,6 +20,8 @@ namespace ndsoftmax::cuda {
 // group, lies at its head, so that it comes with the first lines of a launch's parameters.
 template <int kCount>
 struct KernelAxis {
+  static constexpr bool kMayDivideFast = kCount > kWhole;  // axes of more than one group are common with masks
+
   int rank;
   bool divides_fast;  // indices and sizes are below 2^31
   struct {
@@ -30,13 +32,14 @@ struct KernelAxis {
   } groups[kMaxGroups];
 
   KernelAxis() = default;
-  explicit KernelAxis(const Axis& axis) : rank(axis.rank), divides_fast(axis.size <= std::numeric_limits<int>::max()) {
+  explicit KernelAxis(const Axis& axis)
+      : rank(axis.rank), divides_fast(kMayDivideFast && axis.rank > 1 && axis.size <= std::numeric_limits<int>::max()) {
     groups[0] = {};  // read also where there is none
     for (int group = 0; group < rank; ++group) {
       auto& here = groups[group];
       here.size = axis.groups[group].size;
       std::copy_n(axis.groups[group].stride.begin(), kCount, here.stride);
-      if (!divides_fast || rank == 1) continue;
+      if (!divides_fast) continue;
       const auto size = static_cast<std::uint64_t>(here.size);
       here.shift = std::bit_width(size - 1);
       here.multiplier =
@@ -86,7 +89,7 @@ template <int kCount>
 __device__ __forceinline__ Offsets<kCount> offsets_in(const KernelAxis<kCount>& axis, std::int64_t index) {
   if (axis.rank <= 1) return offsets_in_group(axis, index);
   Offsets<kCount> offsets{};
-  if (kCount > kWhole && axis.divides_fast) {
+  if (KernelAxis<kCount>::kMayDivideFast && axis.divides_fast) {
     auto left = static_cast<unsigned>(index);
 #pragma unroll 1
     for (int group = axis.rank - 1; group >= 0; --group) {
@@ -167,7 +170,7 @@ class Row {
     source_ = arguments.source + offset.at[kSource];
     grad_ = arguments.grad + offset.at[kGrad];
     result_ = arguments.result + offset.at[kResult];
-    if (ragged_ || !Operation::kFused) {
+    if (ragged_ || !Operation::kFused) {  // without a branch where nothing is fused: it would part the loads of rows
       phase_ = static_cast<int>(reinterpret_cast<std::uintptr_t>(source_) / sizeof(Source) % kVector);
       const Index end = work::vectors_in_row<Index>(dim_, kVector, phase_) * kVector - phase_;
       vectors_only_ = source_ - phase_ >= arguments.source && source_ + end <= arguments.source_end;
@@ -302,7 +305,7 @@ class Row {
   int phase_ = 0;
   bool ragged_;
   bool vectors_only_ = true;  // no vector that touches the row reaches out of the tensor
-  std::conditional_t<Operation::kFused, FusedLine<Operation, Index, kVector>, Extras<Operation, kVector>> fused_;
+  LineIfFused<Operation, Index, kVector> fused_;
 };
 
 // Of a row, from the state of those of its terms that a team holds.

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
     const int first = work::first_element(0, arguments.lanes, lane, kWord, start % kWord);  // then every step-th
     const auto inside = [&](int element) { return static_cast<unsigned>(element) < static_cast<unsigned>(end); };
 
-    std::conditional_t<Operation::kFused, FusedLine<Operation, int, 1>, Extras<Operation, 1>> fused;
+    LineIfFused<Operation, int, 1> fused;
     if constexpr (Operation::kFused)
       fused = fused_line<1>(arguments, offsets_in(arguments.outer, exists ? staged.first + row : 0), end, 0);
     const auto element = [&](int i) { return first + i / kWord * step + i % kWord; };

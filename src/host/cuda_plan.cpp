@@ -666,12 +666,6 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan) {
 
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
   const tuning::Architecture& architecture = tuning::architecture(device.compute_capability);
-  if (problem.elements() == 0) {
-    Plan nothing;
-    nothing.grid = 0;
-    nothing.why = "there are no elements";
-    return nothing;
-  }
   if (forced) {
     const Offer offer = offer_of(*forced, problem, device, architecture);
     if (offer.plan) return *offer.plan;

@@ -28,6 +28,12 @@ Regime regime_from(std::string_view name, std::string_view given_for) {
 }
 
 Plan plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
+  if (problem.elements() == 0) {
+    Plan nothing;
+    nothing.grid = 0;
+    nothing.why = "there are no elements";
+    return nothing;
+  }
   return device.kind == Device::Kind::cpu ? cpu::plan(problem, device, forced) : cuda_plan(problem, device, forced);
 }
 

@@ -62,7 +62,7 @@ inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
 // Rows that are held as they were loaded take half the registers.
 constexpr int warp_max_log2_dim(int source_bytes, bool fused) {
-  return kWarpMaxLog2Dim + (source_bytes == 2 && !fused ? 1 : 0);
+  return kWarpMaxLog2Dim + (holds_raw(source_bytes, Direction::forward, fused) ? 1 : 0);
 }
 inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy

@@ -61,6 +61,11 @@ class Found:
     steps: list[ladder.Step] = field(default_factory=list)
     roof: Roof | None = None
 
+    @property
+    def all_rows(self) -> list[Row]:
+        """Those of the ladder's steps, too."""
+        return [*self.rows, *(step.row for step in self.steps)]
+
 
 def run(options: argparse.Namespace) -> int:
     """Measure and report; what was measured is left behind also where Ctrl-C or an error ends it."""
@@ -89,8 +94,7 @@ def run(options: argparse.Namespace) -> int:
     _write(options, found, title)
     if stopped:
         raise stopped
-    rows = [*found.rows, *(step.row for step in found.steps)]
-    failed = any(row.seconds.get("ndsoftmax", 0) is None for row in rows)
+    failed = any(row.seconds.get("ndsoftmax", 0) is None for row in found.all_rows)
     return 1 if failed or ladder.any_wrong(found.steps) else 0
 
 
@@ -128,7 +132,7 @@ def _measure(
 
 
 def _write(options: argparse.Namespace, found: Found, title: str) -> None:
-    rows = [*found.rows, *(step.row for step in found.steps)]
+    rows = found.all_rows
     limit = found.roof and found.roof.over(rows)
     if options.csv:
         report.write_csv(options.csv, rows, title)

@@ -101,13 +101,12 @@ def measure(case: Case, direction: str, providers: Sequence[str], pool: Pool) ->
     """Time the copy and every provider on the same tensors."""
     tensors = pool.tensors(case)
     x = tensors[0][0]
-    arguments = fused(case, x.dtype, x.device)
+    arguments: dict[str, Any] = fused(case, x.dtype, x.device)
     launches = {name: _launch(name, direction, tensors, case.dim, arguments) for name in providers}
     copy, seconds = timed(launches, [x for x, *_ in tensors])
-    planned: dict[str, Any] = dict(arguments)
     explain = functools.partial(ndsoftmax.explain, x, case.dim, backward=direction == "backward")
-    kernel = explain(**planned).regime
-    counted = explain(**{name: value for name, value in planned.items() if name != "causal"}).bytes
+    kernel = explain(**arguments).regime
+    counted = explain(**{name: value for name, value in arguments.items() if name != "causal"}).bytes
     return Row(case, str(x.dtype).removeprefix("torch."), direction, copy, counted, seconds, kernel)
 
 

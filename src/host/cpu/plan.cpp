@@ -65,11 +65,6 @@ Plan plan(const Problem& problem, const Device& device, std::optional<Regime> fo
   Plan plan;
   plan.regime = forced ? *forced : choose(problem, lanes, device.threads);
   check(problem, lanes, plan.regime);
-  if (problem.elements() == 0) {
-    plan.grid = 0;
-    plan.why = "there are no elements";
-    return plan;
-  }
 
   const Tiling tiling = make_tiling(problem, lanes, plan.regime);
   const bool few = tiling.tiles() < kTilesPerThread * device.threads;
