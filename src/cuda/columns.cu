@@ -8,6 +8,10 @@
 // written once. Of 16 bits it stays as it was loaded and is exponentiated twice, which takes half of the registers;
 // wider ones are exponentiated in their place. What is missing at the end of dim is held as what counts for nothing.
 // What is fused is applied to what is held, as it is to tiles (strided.cu).
+//
+// Columns that no vectors divide are folded, where dim times the columns is one run of memory that they do divide: as
+// many elements of dim as fill whole vectors count as one, of as many times the columns, and states of the same column
+// meet at the end. So 7 × 7 columns of 16 bits are 49 vectors to eight elements of dim.
 // Assumes: no diagonal; outer, dim and inner are one group each; vectors of all operands are aligned.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
@@ -25,13 +29,16 @@ struct ColumnsArguments {
   typename Operation::Result* result;
   std::int64_t first_block;
   std::int64_t outer_stride[kOperandsOf<Operation>], dim_stride[kOperandsOf<Operation>];
-  unsigned vectors;  // of columns
-  unsigned inner;    // of them
+  int vectors;          // of columns, folded ones
+  work::Divider inner;  // of them
   int dim;
   int rows;   // of dim, that a block has
   int items;  // that any thread has of them
-  int log2_run, log2_along, log2_lanes;
-  int cluster;
+  work::Divider run, along, cluster;
+  int log2_lanes;
+  int width;  // vectors of columns that a block has
+  int log2_fold;
+  work::Divider strip;  // columns of an element of dim, where they are folded
   Fusing<Operation> fusing;
 };
 
@@ -41,55 +48,84 @@ struct alignas(tuning::kVectorBytes) VectorStates {
   typename Operation::State state[tuning::kVectorBytes / sizeof(typename Operation::Source)];
 };
 
-// Combines the states of warps, and of the blocks of a cluster, along the same columns.
+// Combines the states of warps, of columns that are folded, and of the blocks of a cluster.
 template <typename Operation>
 class ColumnsExchange {
  public:
   using State = typename Operation::State;
   using States = VectorStates<Operation>;
+  static constexpr int kVector = tuning::kVectorBytes / sizeof(typename Operation::Source);
 
-  __device__ __forceinline__ ColumnsExchange(int width, int teams, int cluster, ArrivalBarrier& complete)
-      : width_(width),
-        columns_(width * static_cast<int>(tuning::kVectorBytes / sizeof(typename Operation::Source))),
-        teams_(teams),
-        cluster_(cluster),
+  __device__ __forceinline__ ColumnsExchange(const ColumnsArguments<Operation>& arguments, ArrivalBarrier& complete)
+      : arguments_(arguments),
+        width_(arguments.width),
+        teams_(arguments.along.size >> arguments.log2_lanes),
+        columns_(width_ * kVector >> arguments.log2_fold),
         complete_(complete) {
-    if (cluster_ > 1) complete_.open(columns_ * cluster_ * sizeof(State));
+    if (arguments.cluster.size > 1) complete_.open(columns_ * arguments.cluster.size * sizeof(State));
   }
 
   // Whether a team of lanes has all of its columns.
-  __device__ __forceinline__ bool needless() const { return teams_ == 1 && cluster_ == 1; }
+  __device__ __forceinline__ bool needless() const {
+    return teams_ == 1 && arguments_.cluster.size == 1 && arguments_.log2_fold == 0;
+  }
 
   // From the states of teams of lanes, of which one lane calls with `speaks`.
   __device__ __forceinline__ States operator()(const States& held, int column, int team, bool speaks) const {
+    const int cluster = arguments_.cluster.size, log2_fold = arguments_.log2_fold, fold = 1 << log2_fold;
     auto* const whole = reinterpret_cast<States*>(dynamic_shared_memory());
     States* const of_teams = whole + width_;
     if (speaks) of_teams[team * width_ + column] = held;
     __syncthreads();
-    if (cluster_ == 1) {
-      for (int i = threadIdx.x; i < columns_; i += blockDim.x) whole->state[i] = combined(of_teams->state + i, teams_);
+    // the first place of a column: folded ones have `fold` places, a strip apart
+    const int strip = arguments_.strip.size, folded = strip << log2_fold;
+    const auto place = [&](int i) { return i + arguments_.strip.quotient(i) * (folded - strip); };
+    const auto give = [&](int i, int part, int parts, const State& state) {
+      for (int copy = part; copy < fold; copy += parts) whole->state[place(i) + copy * strip] = state;
+    };
+    const auto of_team = [&](int i, int part) {
+      return of_teams->state[(part >> log2_fold) * width_ * kVector + place(i) + (part & (fold - 1)) * strip];
+    };
+    if (cluster == 1) {
+      gather(teams_ << log2_fold, of_team, give);
     } else {
       State* const of_blocks = (of_teams + width_ * teams_)->state;
-      const int i = threadIdx.x % columns_, mine = blockIdx.x % cluster_;
-      const State block = combined(of_teams->state + i, teams_);
+      const auto mine = static_cast<int>(blockIdx.x) - arguments_.cluster.quotient(blockIdx.x) * cluster;
       ArrivalBarrier::await_cluster();
-      for (int rank = threadIdx.x / columns_; rank < cluster_; rank += blockDim.x / columns_)
-        complete_.send(block, of_blocks + mine * columns_ + i, rank);
+      gather(teams_ << log2_fold, of_team, [&](int i, int part, int parts, const State& block) {
+        for (int rank = part; rank < cluster; rank += parts)
+          complete_.send(block, of_blocks + mine * columns_ + i, rank);
+      });
       complete_.wait();
-      if (static_cast<int>(threadIdx.x) < columns_) whole->state[i] = combined(of_blocks + i, cluster_);
+      gather(cluster, [&](int i, int rank) { return of_blocks[rank * columns_ + i]; }, give);
     }
     __syncthreads();
     return whole[column];
   }
 
  private:
-  __device__ __forceinline__ State combined(const State* of_parts, int parts) const {
-    State state;
-    combine_all(state, parts, [&](int part) { return of_parts[part * columns_]; });
-    return state;
+  // Calls then(column, part, parts, state) with the combination of at(column, 0), …, at(column, count - 1), from each
+  // of the threads that share the column.
+  template <typename At, typename Then>
+  __device__ __forceinline__ void gather(int count, const At& at, const Then& then) const {
+    int log2_parts = 0;
+    while (log2_parts < 5 && 1 << log2_parts < count && columns_ << (log2_parts + 1) <= static_cast<int>(blockDim.x))
+      ++log2_parts;
+    const Lanes parts{1 << log2_parts, 1};
+    const int part = threadIdx.x & (parts.lanes - 1);
+    for (int first = 0; first < columns_; first += blockDim.x >> log2_parts) {
+      const int i = first + (threadIdx.x >> log2_parts);
+      State state;
+      if (i < columns_)
+        combine_all(state, (count - part + parts.lanes - 1) >> log2_parts,
+                    [&](int k) { return at(i, part + (k << log2_parts)); });
+      if (parts.lanes > 1) state = parts.combine(state);
+      if (i < columns_) then(i, part, parts.lanes, state);
+    }
   }
 
-  int width_, columns_, teams_, cluster_;
+  const ColumnsArguments<Operation>& arguments_;
+  int width_, teams_, columns_;
   ArrivalBarrier& complete_;
 };
 
@@ -330,13 +366,14 @@ struct Place {
   const ColumnsArguments<Operation>& arguments;
   int row;  // the first of the thread, of dim
   bool exists;
-  unsigned outer, inner;
+  int outer, inner;
 
-  __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, unsigned vector, int row)
-      : arguments(arguments), row(row), exists(vector < arguments.vectors) {
-    if (!exists) vector = arguments.vectors - 1;  // holds what the last one does
-    outer = vector / arguments.inner;
-    inner = vector - outer * arguments.inner;
+  __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, int vector, int row,
+                                   bool exists = true)
+      : arguments(arguments), row(row), exists(exists && vector < arguments.vectors) {
+    if (vector >= arguments.vectors) vector = arguments.vectors - 1;  // holds what the last one does
+    outer = arguments.inner.quotient(vector);
+    inner = vector - outer * arguments.inner.size;
   }
 
   __device__ __forceinline__ std::int64_t offset(int operand) const {
@@ -379,12 +416,12 @@ struct Place {
  private:
   // Elements of an operand between those of dim that a thread has.
   __device__ __forceinline__ std::int64_t steps(int operand) const {
-    return arguments.dim_stride[operand] << arguments.log2_along;
+    return arguments.dim_stride[operand] * arguments.along.size;
   }
   // The columns at an element of dim, as neighbours along a line.
   __device__ __forceinline__ auto line(int item) const {
     constexpr int kVector = tuning::kVectorBytes / sizeof(typename Operation::Source);
-    const std::int64_t element = row + (static_cast<std::int64_t>(item) << arguments.log2_along);
+    const std::int64_t element = row + static_cast<std::int64_t>(item) * arguments.along.size;
     const auto offset = [&](int operand, int step) {
       return outer * arguments.outer_stride[operand] + static_cast<std::int64_t>(inner) * kVector * step +
              element * arguments.dim_stride[operand];
@@ -405,8 +442,8 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
   if constexpr (kTurns > 1) {  // threads have all of dim
     await_kernel_before();
     let_next_kernel_begin();
-    const unsigned tile = static_cast<unsigned>(arguments.first_block) + blockIdx.x;
-    const unsigned first = tile * kTurns * blockDim.x + threadIdx.x;
+    const int tile = static_cast<int>(arguments.first_block) + blockIdx.x;
+    const int first = tile * kTurns * blockDim.x + threadIdx.x;
     HeldOf held[kTurns];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn)
@@ -419,36 +456,31 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
       place.store(held[turn], HeldOf::finish(states, arguments.fusing), arguments.items);
     }
   } else {
-    const int along = 1 << arguments.log2_along, lanes = 1 << arguments.log2_lanes, cluster = arguments.cluster;
-    const unsigned width = blockDim.x >> arguments.log2_along;
-    const auto thread = work::column_thread(threadIdx.x, arguments.log2_run, arguments.log2_along);
+    const int along = arguments.along.size, cluster = arguments.cluster.size;
+    auto thread = work::tile_thread(threadIdx.x, arguments.run, arguments.along);
+    const bool idle = thread.column >= arguments.width;
+    if (idle) thread = {};
     __shared__ ArrivalBarrier complete;
-    const ColumnsExchange<Operation> exchange(width, along >> arguments.log2_lanes, cluster, complete);
+    const ColumnsExchange<Operation> exchange(arguments, complete);
     await_kernel_before();
     let_next_kernel_begin();
 
-    unsigned tile = static_cast<unsigned>(arguments.first_block) + blockIdx.x;
-    int begin = 0;
-    if (cluster > 1) {
-      const unsigned block = tile;
-      tile = block / cluster;
-      begin = static_cast<int>(block - tile * cluster) * arguments.rows;
-    }
-    const PlaceOf place(arguments, tile * width + thread.column, begin + thread.along);
-    const int rows = max(0, min(arguments.rows, arguments.dim - begin));
+    const int block = static_cast<int>(arguments.first_block) + blockIdx.x, tile = arguments.cluster.quotient(block);
+    const int begin = (block - tile * cluster) * arguments.rows;
+    const PlaceOf place(arguments, tile * arguments.width + thread.column, begin + thread.along, !idle);
+    const int rows = idle ? 0 : max(0, min(arguments.rows, arguments.dim - begin));
     HeldOf held;
-    const int mine = (rows - thread.along + along - 1) >> arguments.log2_along;
-    place.load(held, rows >> arguments.log2_along, mine);
+    const int whole = arguments.along.quotient(rows), mine = whole + (thread.along < rows - whole * along);
+    place.load(held, whole, mine);
     place.apply_fused(held);
-    const auto states = held.reduce(lanes, 1 << arguments.log2_run);
+    const auto states = held.reduce(1 << arguments.log2_lanes, arguments.run.size);
+    const int team = thread.along >> arguments.log2_lanes;
+    const bool speaks = !idle && thread.along == team << arguments.log2_lanes;
     typename HeldOf::Finishes finish;
     if (exchange.needless())
       finish = HeldOf::finish(states, arguments.fusing);
     else
-      finish = HeldOf::finish(
-          states,
-          exchange(states, thread.column, thread.along >> arguments.log2_lanes, (thread.along & (lanes - 1)) == 0),
-          arguments.fusing);
+      finish = HeldOf::finish(states, exchange(states, thread.column, team, speaks), arguments.fusing);
     place.store(held, finish, mine);
   }
 }
@@ -456,32 +488,32 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
 }  // namespace
 
 void launch_columns(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  const int along = plan.threads_per_row / plan.cluster;
+  const ColumnsLayout layout = columns_layout(problem, plan);
+  const auto log2 = [](int x) { return std::bit_width(static_cast<unsigned>(x)) - 1; };
   visit_operation(problem, [&]<typename Operation>() {
     using Source = typename Operation::Source;
-    constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
     ColumnsArguments<Operation> arguments{};
     arguments.source = static_cast<const Source*>(pointers.source);
     arguments.grad = static_cast<const Source*>(pointers.grad);
     arguments.result = static_cast<typename Operation::Result*>(pointers.result);
-    const auto log2 = [](int x) { return std::bit_width(static_cast<unsigned>(x)) - 1; };
     for (int operand = 0; operand < kOperandsOf<Operation>; ++operand) {
       arguments.outer_stride[operand] = problem.outer.rank == 0 ? 0 : problem.outer.groups[0].stride[operand];
-      arguments.dim_stride[operand] = problem.dim.rank == 0 ? 0 : problem.dim.groups[0].stride[operand];
+      arguments.dim_stride[operand] = problem.dim.rank == 0 ? 0 : problem.dim.groups[0].stride[operand] * layout.fold;
     }
     arguments.fusing = fusing_of<Operation>(problem, pointers, problem.inner.groups[0], false);
-    arguments.vectors = static_cast<unsigned>(problem.outer.size * problem.inner.size / kVector);
-    arguments.inner = static_cast<unsigned>(problem.inner.size / kVector);
-    arguments.dim = static_cast<int>(problem.dim.size);
-    arguments.rows = static_cast<int>((problem.dim.size + plan.cluster - 1) / plan.cluster);
+    arguments.vectors = static_cast<int>(problem.outer.size * layout.inner);
+    arguments.inner = work::Divider(layout.inner);
+    arguments.dim = static_cast<int>(layout.dim);
+    arguments.rows = static_cast<int>(layout.rows);
     arguments.items = plan.items;
-    arguments.log2_run = log2(plan.run);
-    arguments.log2_along = log2(along);
-    arguments.log2_lanes = log2(work::tile_team(plan.run, along));
-    arguments.cluster = plan.cluster;
-    constexpr int kLast = tuning::columns_kernel(tuning::columns_vectors(sizeof(Source)), false);
-    const bool alone = plan.threads_per_row == 1;
-    visit_int<0, kLast>(tuning::columns_kernel(plan.items * kHeldOperands<Operation>, alone), [&](auto kernel) {
+    arguments.run = work::Divider(plan.run);
+    arguments.along = work::Divider(layout.along);
+    arguments.log2_lanes = log2(work::tile_team(plan.run, layout.along));
+    arguments.width = layout.width;
+    arguments.cluster = work::Divider(plan.cluster);
+    arguments.log2_fold = log2(layout.fold);
+    arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);
+    visit_int<0, tuning::columns_kernels(sizeof(Source)) - 1>(columns_kernel(problem, plan), [&](auto kernel) {
       launch_grid(hold_columns<Operation, kernel>, arguments, plan, pointers, stream);
     });
   });

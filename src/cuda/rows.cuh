@@ -27,8 +27,7 @@ struct KernelAxis {
   struct {
     std::int64_t size;
     std::int64_t stride[kCount];
-    unsigned multiplier;  // n / size = (n + n · multiplier / 2^32) / 2^shift
-    int shift;
+    work::Divider divider;
   } groups[kMaxGroups];
 
   KernelAxis() = default;
@@ -39,11 +38,7 @@ struct KernelAxis {
       auto& here = groups[group];
       here.size = axis.groups[group].size;
       std::copy_n(axis.groups[group].stride.begin(), kCount, here.stride);
-      if (!divides_fast) continue;
-      const auto size = static_cast<std::uint64_t>(here.size);
-      here.shift = std::bit_width(size - 1);
-      here.multiplier =
-          static_cast<unsigned>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << here.shift) - size)) / size + 1);
+      if (divides_fast) here.divider = work::Divider(here.size);
     }
   }
 };
@@ -90,12 +85,11 @@ __device__ __forceinline__ Offsets<kCount> offsets_in(const KernelAxis<kCount>& 
   if (axis.rank <= 1) return offsets_in_group(axis, index);
   Offsets<kCount> offsets{};
   if (KernelAxis<kCount>::kMayDivideFast && axis.divides_fast) {
-    auto left = static_cast<unsigned>(index);
+    auto left = static_cast<int>(index);
 #pragma unroll 1
     for (int group = axis.rank - 1; group >= 0; --group) {
       const auto& here = axis.groups[group];
-      const unsigned rest = (left + __umulhi(left, here.multiplier)) >> here.shift;
-      const unsigned within = left - rest * static_cast<unsigned>(here.size);
+      const int rest = here.divider.quotient(left), within = left - rest * here.divider.size;
 #pragma unroll
       for (int operand = 0; operand < kCount; ++operand) offsets.at[operand] += within * here.stride[operand];
       left = rest;

@@ -7,7 +7,7 @@
 // before that; only a bias of 16-bit elements, which would be rounded, is left to the online softmax.
 //
 // A strip is the columns that are neighbours in memory. A tile has a part of one, or several; threads take kColumns
-// neighbouring columns each (a word of 16-bit ones) and every threads_along'th element of dim, so that neighbours read
+// neighbouring columns each (a word of 16-bit ones) and every along'th element of dim, so that neighbours read
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
 // through distributed shared memory. Where it is longer still, or no strip is worth a tile: the online softmax, which
 // reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
@@ -32,17 +32,16 @@ struct StridedArguments {
   std::int64_t inner;  // in vectors
   std::int64_t splits;
   std::int64_t first_block;
-  int threads_along;
-  int run;
+  work::Divider run;
+  work::Divider along;  // threads along dim
   int cluster;
-  int folded;  // columns of a strip that is folded: half of what its words have; or else 0
   StridedTile tile;
   Phase phase;
   KernelAxis<kOperandsOf<Operation>> dim_axis, outer_axis, inner_axis;
   Fusing<Operation> fusing;
 };
 
-// The kVector columns a thread works on, and the elements of them that it has: base + item * threads_along + along.
+// The kVector columns a thread works on, and the elements of them that it has: base + item * along.size + along.
 // kOneGroup: dim is one group, so that a thread steps by a fixed distance.
 template <typename Operation, int kVector, bool kOneGroup, typename Index>
 class Columns {
@@ -66,7 +65,7 @@ class Columns {
     first_ += offsets_in(arguments.inner_axis, inner * kVector);
     if constexpr (kOneGroup) {
       first_ += offsets_in_group(arguments.dim_axis, along);
-      step_ = offsets_in_group(arguments.dim_axis, arguments.threads_along);
+      step_ = offsets_in_group(arguments.dim_axis, arguments.along.size);
     }
     source_ = arguments.source + first_.at[kSource];
     grad_ = arguments.grad + first_.at[kGrad];
@@ -149,7 +148,7 @@ class Columns {
   }
 
   __device__ __forceinline__ Index element(Index base, int item) const {
-    return base + item * arguments_.threads_along + along_;
+    return base + item * arguments_.along.size + along_;
   }
 
   // From the first element of the thread's columns.
@@ -204,10 +203,10 @@ class TileExchange {
 
   __device__ __forceinline__ TileExchange(const StridedArguments<Operation>& arguments, int words,
                                           unsigned char* shared, ArrivalBarrier& complete)
-      : thread(work::tile_thread(threadIdx.x, arguments.run, arguments.threads_along)),
+      : thread(work::tile_thread(threadIdx.x, arguments.run, arguments.along)),
         arguments_(arguments),
         words_(words),
-        columns_(arguments.folded > 0 ? arguments.folded : words * kColumns),
+        columns_(words * kColumns),
         whole_(reinterpret_cast<State*>(shared)),
         complete_(complete) {
     if (arguments.cluster > 1) complete_.open(columns_ * arguments.cluster * sizeof(State));
@@ -215,27 +214,20 @@ class TileExchange {
 
   // Once for all columns of a tile.
   __device__ __forceinline__ void operator()(State (&state)[kColumns]) const {
-    const int along = arguments_.threads_along, cluster = arguments_.cluster;
+    const int along = arguments_.along.size, cluster = arguments_.cluster;
     if (along == 1 && cluster == 1) return;
-    const Lanes team{work::tile_team(arguments_.run, along), arguments_.run};
-    const int teams = along / team.lanes, parts = arguments_.folded > 0 ? 2 * teams : teams;  // states of a column
+    const Lanes team{work::tile_team(arguments_.run.size, along), arguments_.run.size};
+    const int parts = along / team.lanes;  // states of a column
     if (team.lanes > 1)
 #pragma unroll
       for (int k = 0; k < kColumns; ++k) state[k] = team.combine(state[k]);
     if (parts == 1 && cluster == 1) return;
 
-    // two columns of a folded strip are one
-    const auto column = [&](int k) {
-      const int number = thread.column * kColumns + k;
-      return number < columns_ ? number : number - columns_;
-    };
     State* const of_teams = whole_ + columns_;
     if (thread.column < words_ && thread.along % team.lanes == 0)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) {
-        const int part = thread.along / team.lanes + (thread.column * kColumns + k < columns_ ? 0 : teams);
-        of_teams[column(k) * parts + part] = state[k];
-      }
+      for (int k = 0; k < kColumns; ++k)
+        of_teams[(thread.column * kColumns + k) * parts + thread.along / team.lanes] = state[k];
     __syncthreads();
     if (cluster == 1) {
       gather(of_teams, parts, [&](int at, int part, int, const State& block) {
@@ -257,7 +249,7 @@ class TileExchange {
     __syncthreads();
     if (thread.column < words_)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) state[k] = whole_[column(k)];
+      for (int k = 0; k < kColumns; ++k) state[k] = whole_[thread.column * kColumns + k];
   }
 
  private:
@@ -524,7 +516,7 @@ class Tile {
   __device__ __forceinline__ void load_words(const ColumnsOf& columns, Source* to) const {
     constexpr int kBytes = sizeof(Source) * kColumns;
     constexpr int kItems = tuning::tile_items(sizeof(Source));
-    const int along = arguments_.threads_along, pitch = arguments_.tile.pitch;
+    const int along = arguments_.along.size, pitch = arguments_.tile.pitch;
 #pragma unroll 1
     for (int base = begin; base < end; base += kItems * along) {
       Source values[kItems];
@@ -666,7 +658,7 @@ __device__ __forceinline__ void apply_fused(const StridedArguments<Operation>& a
   using Word = Vec<typename Operation::Source, kColumns>;
   constexpr int kItems = tuning::kTileFusedItems;
 #pragma unroll 1
-  for (int base = tile.begin; columns.has(base, 0, tile.end); base += kItems * arguments.threads_along) {
+  for (int base = tile.begin; columns.has(base, 0, tile.end); base += kItems * arguments.along.size) {
     typename ColumnsOf::Raw raw[kItems];
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
@@ -691,7 +683,7 @@ __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arg
   using Result = typename Operation::Result;
   using WordsOf = Words<Operation, kColumns>;
   const bool exists = tile.has(word);
-  const int along = exchange.thread.along, threads = arguments.threads_along, rows = tile.end - tile.begin;
+  const int along = exchange.thread.along, threads = arguments.along.size, rows = tile.end - tile.begin;
   const int pitch = arguments.tile.pitch, count = threads == 1 ? rows : rows / threads;
   Source* const source = tile.template at<kSource>(word) + along * pitch;
   Source* const grad = WordsOf::kBackward ? tile.template at<kGrad>(word) + along * pitch : nullptr;
@@ -755,7 +747,7 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
   let_next_kernel_begin();
   const TileOf tile(arguments);
   const int words =
-      arguments.threads_along == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
+      arguments.along.size == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
   __shared__ ArrivalBarrier complete;
   const TileExchange<Operation, kColumns> exchange(
       arguments, words, dynamic_shared_memory() + arguments.tile.operand_bytes * (TileOf::kBackward ? 2 : 1), complete);
@@ -781,7 +773,7 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
 
   await_kernel_before();
   let_next_kernel_begin();
-  const int width = blockDim.x / arguments.threads_along;
+  const int width = arguments.along.quotient(blockDim.x);
   __shared__ ArrivalBarrier complete;
   const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory(), complete);
   const std::int64_t block = arguments.first_block + blockIdx.x;
@@ -789,7 +781,7 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
   const std::int64_t column = tile * width + exchange.thread.column;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
   const work::Part part = work::part_of(arguments.dim, split, arguments.splits);
-  const std::int64_t step = static_cast<std::int64_t>(arguments.threads_along) * kUnroll;
+  const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
   // Calls visit(base, raw) for the thread's elements from `base` on, `step` altogether: at once, if they are all there.
   const auto some = [&](std::int64_t base, const auto& visit) {
     const auto these = [&](std::int64_t first, auto count) {
@@ -800,8 +792,7 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
     };
     if (base + step <= part.end) return these(base, std::integral_constant<int, kUnroll>{});
 #pragma unroll 1
-    for (; columns.has(base, 0, part.end); base += arguments.threads_along)
-      these(base, std::integral_constant<int, 1>{});
+    for (; columns.has(base, 0, part.end); base += arguments.along.size) these(base, std::integral_constant<int, 1>{});
   };
 
   typename Operation::State state[kVector];
@@ -826,7 +817,7 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
         }
       });
   } else if (columns.exist()) {
-    for (std::int64_t i = exchange.thread.along; i < arguments.splits; i += arguments.threads_along)
+    for (std::int64_t i = exchange.thread.along; i < arguments.splits; i += arguments.along.size)
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
         state[k].combine(arguments.states[(column * kVector + k) * arguments.splits + i]);
@@ -871,8 +862,8 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   arguments.dim = problem.dim.size;
   arguments.inner = problem.inner.size / kVector;
   arguments.splits = plan.splits;
-  arguments.threads_along = plan.threads_per_row / plan.cluster;
-  arguments.run = plan.run;
+  arguments.run = work::Divider(plan.run);
+  arguments.along = work::Divider(plan.threads_per_row / plan.cluster);
   arguments.cluster = plan.cluster;
   arguments.outer_axis = decltype(arguments.outer_axis)(problem.outer);
   arguments.dim_axis = decltype(arguments.dim_axis)(problem.dim);
@@ -885,10 +876,8 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
 
 template <typename Operation, int kColumns, bool kOneGroup>
 void launch_tile(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  const Problem taken = tiled(problem, plan);
-  auto arguments = strided_arguments<Operation, kColumns>(taken, plan, pointers);
-  if (taken.dim.size < problem.dim.size) arguments.folded = static_cast<int>(problem.inner.size);
-  arguments.tile = strided_tile(taken, plan);
+  auto arguments = strided_arguments<Operation, kColumns>(problem, plan, pointers);
+  arguments.tile = strided_tile(problem, plan);
   launch_grid(tile<Operation, kColumns, kOneGroup>, arguments, plan, pointers, stream);
 }
 

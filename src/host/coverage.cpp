@@ -1,6 +1,5 @@
 // Walks a CUDA plan on the host: which elements does each thread of the grid write?
 #include <algorithm>
-#include <bit>
 
 #include "host/cuda_plan.hpp"
 #include "host/tuning.hpp"
@@ -31,6 +30,10 @@ class Counts {
   void columns(std::int64_t first, int vector, std::int64_t element) {
     const std::int64_t outer = first / problem_.inner.size, inner = first % problem_.inner.size;
     for (int k = 0; k < vector; ++k) ++counts_[(outer * problem_.dim.size + element) * problem_.inner.size + inner + k];
+  }
+  // Neighbours in the slab of dim times columns.
+  void slab(std::int64_t outer, std::int64_t first, int vector) {
+    for (int k = 0; k < vector; ++k) ++counts_[outer * problem_.dim.size * problem_.inner.size + first + k];
   }
   std::vector<std::uint8_t> take() { return std::move(counts_); }
 
@@ -95,20 +98,20 @@ void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) 
 }
 
 void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
-  const auto log2 = [](int x) { return std::bit_width(static_cast<unsigned>(x)) - 1; };
-  const int along = plan.threads_per_row / plan.cluster, width = plan.rows_per_block / plan.vector;
-  const std::int64_t vectors = problem.outer.size * problem.inner.size / plan.vector;
-  const std::int64_t rows = (problem.dim.size + plan.cluster - 1) / plan.cluster;
-  const int turns = width / (plan.block / along);
+  const ColumnsLayout layout = columns_layout(problem, plan);
+  const work::Divider run(plan.run), dims(layout.along);
+  const int threads = plan.block * tuning::kColumnsKernels[columns_kernel(problem, plan)].turns;
   for (std::int64_t block = 0; block < plan.grid; ++block)
-    for (int i = 0; i < plan.block * turns; ++i) {
-      const work::TileThread thread = work::column_thread(i, log2(plan.run), log2(along));
-      const std::int64_t vector = block / plan.cluster * width + thread.column, begin = block % plan.cluster * rows;
-      if (vector >= vectors) continue;
+    for (int i = 0; i < std::min(threads, layout.width * layout.along); ++i) {
+      const work::TileThread thread = work::tile_thread(i, run, dims);
+      const std::int64_t vector = block / plan.cluster * layout.width + thread.column;
+      const std::int64_t outer = vector / layout.inner, within = vector % layout.inner;
+      if (outer >= problem.outer.size) continue;
+      const std::int64_t begin = block % plan.cluster * layout.rows;
       for (int item = 0; item < plan.items; ++item) {
-        const std::int64_t row = item * along + thread.along;
-        if (row < rows && begin + row < problem.dim.size)
-          counts.columns(vector * plan.vector, plan.vector, begin + row);
+        const std::int64_t row = item * layout.along + thread.along;
+        if (row < layout.rows && begin + row < layout.dim)
+          counts.slab(outer, ((begin + row) * layout.inner + within) * plan.vector, plan.vector);
       }
     }
 }
@@ -116,13 +119,14 @@ void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
 void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
   const StridedTile tile = strided_tile(problem, plan);
   const int along = plan.threads_per_row / plan.cluster;
+  const work::Divider run(plan.run), dims(along);
   for (std::int64_t block = 0; block < plan.grid; ++block) {
     const std::int64_t index = block / plan.cluster, rank = block % plan.cluster;
     const std::int64_t strip = index / tile.pieces * tile.strips, first = index % tile.pieces * tile.width;
     const int words = along > 1 ? tile.strips * tile.words : plan.block;
     for (int turn = 0; turn < tile.turns; ++turn)
       for (int i = 0; i < plan.block; ++i) {
-        const work::TileThread thread = work::tile_thread(i, plan.run, along);
+        const work::TileThread thread = work::tile_thread(i, run, dims);
         const int word = turn * words + thread.column;
         const std::int64_t within = word / tile.words, column = first + word % tile.words * plan.vector;
         if (within >= tile.strips || strip + within >= tile.all_strips) continue;
@@ -137,9 +141,10 @@ void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
 void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
   const int width = plan.rows_per_block / plan.vector, along = plan.threads_per_row;
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
+  const work::Divider run(plan.run), dims(along);
   for (std::int64_t block = 0; block < plan.grid; ++block)
     for (int index = 0; index < plan.block; ++index) {
-      const work::TileThread thread = work::tile_thread(index, plan.run, along);
+      const work::TileThread thread = work::tile_thread(index, run, dims);
       const std::int64_t column = block / plan.splits * width + thread.column;
       if (column >= columns) continue;
       const work::Part part = work::part_of(problem.dim.size, block % plan.splits, plan.splits);
@@ -151,8 +156,7 @@ void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts)
 }  // namespace
 
 std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
-  const Problem taken = tiled(problem, plan);
-  Counts counts(taken);
+  Counts counts(problem);
   switch (plan.regime) {
     case Regime::warp:
     case Regime::block:
@@ -170,7 +174,7 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
       if (holds_columns(problem, plan))
         walk_columns(problem, plan, counts);
       else if (plan.passes == 1)
-        walk_tiles(taken, plan, counts);
+        walk_tiles(problem, plan, counts);
       else
         walk_online_tiles(problem, plan, counts);
       break;

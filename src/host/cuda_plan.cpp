@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -332,64 +333,123 @@ bool fuses_in_place(const Problem& problem) {
          (!fused.bias && static_cast<float>(fused.scale) > 0);  // as kernels take it: nothing() · 0 would be NaN
 }
 
+// Elements of dim whose columns are a whole number of vectors.
+int fold_of(const Problem& problem, int vector) {
+  return vector / static_cast<int>(std::gcd(strip_of(problem), std::int64_t{vector}));
+}
+
+// Whether vectors divide dim times the columns: one run of memory in every operand.
+bool slabs_are_vectors(const Problem& problem, int vector) {
+  const std::int64_t strip = strip_of(problem);
+  if (problem.fused.any || problem.dim.rank != 1 || problem.dim.size * strip % vector != 0) return false;
+  for (int operand = 0; operand < kWhole; ++operand) {
+    if (!problem.has(operand)) continue;
+    if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != strip) return false;
+    if (problem.misalignment[operand] % std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand)) != 0)
+      return false;
+    if (problem.outer.rank > 0 && problem.outer.groups[0].stride[operand] % vector != 0) return false;
+  }
+  return true;
+}
+
+std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp) * kWarp; }
+
 // Vectors of columns in registers, of which a thread has every along'th element of dim.
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
-  const int bytes = size_of(problem.source), operands = sources_of(problem), vector = tuning::kVectorBytes / bytes;
+  const int bytes = size_of(problem.source), operands = sources_of(problem);
   if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
-  if (!columns_are_vectors(problem, vector)) return {};
-  const std::int64_t dim = problem.dim.size, strip = problem.inner.size / vector, vectors = problem.outer.size * strip;
-  if (vectors > std::numeric_limits<int>::max() || dim > std::numeric_limits<int>::max()) return {};
-
   Plan plan;
   plan.regime = Regime::strided;
-  plan.vector = vector;
-  std::int64_t along = 0;
+  plan.vector = tuning::kVectorBytes / bytes;
+  const ColumnsLayout layout = columns_layout(problem, plan);
+  if (!(layout.fold == 1 ? columns_are_vectors : slabs_are_vectors)(problem, plan.vector)) return {};
+  const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
+  if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
+  const int most = tuning::columns_vectors(bytes) / operands, most_threads = tuning::columns_threads(bytes);
+
+  // Threads along dim, which are a power of two where a warp has several. A block that needs no others may rather have
+  // more threads of fewer vectors: the time from its last load to its first store is short.
+  const auto threads_for = [&](std::int64_t run, int cluster) {
+    const std::int64_t rows = divide_up(dim, cluster);
+    std::int64_t along = divide_up(rows, most);
+    if (std::has_single_bit(static_cast<std::uint64_t>(run))) along = power_of_two_from(along);
+    while (cluster == 1 && operands == 1 && 2 * run * along <= tuning::columns_block(bytes) &&
+           divide_up(rows, along) > tuning::kColumnsKernels[1].vectors)
+      along *= 2;
+    return along;
+  };
+  std::int64_t along = 0, width = 0;  // width: vectors that a block has
+
+  // Whole strips, whose threads read neighbouring elements of dim as one run of memory, over the fewest blocks. Of
+  // small strips a block has as many as leave the fewest threads idle.
+  const auto whole = [&] {
+    for (const int largest : {std::min(most_threads, tuning::kColumnsClusterBlock), most_threads})
+      for (plan.cluster = 1; plan.cluster <= architecture.max_cluster; ++plan.cluster) {
+        along = threads_for(strip, plan.cluster);
+        if (strip * along > (plan.cluster == 1 ? most_threads : largest)) continue;
+        const std::int64_t one = strip * along, room = plan.cluster == 1 ? problem.outer.size : 1;
+        std::int64_t strips = std::clamp<std::int64_t>(tuning::kColumnsBlock / one, 1, room);
+        for (std::int64_t more = strips + 1; more <= room && more * one <= 2 * tuning::kColumnsBlock; ++more)
+          if (more * whole_warps(strips * one) > strips * whole_warps(more * one)) strips = more;
+        plan.run = static_cast<int>(strip);
+        width = strips * strip;
+        return true;
+      }
+    return false;
+  };
+
+  // A part of a strip.
   const auto share = [&](int cluster) {
     plan.cluster = cluster;
-    along = power_of_two_from(divide_up(divide_up(dim, cluster), tuning::columns_vectors(bytes) / operands));
-  };
-  const auto kernel_for = [&](std::int64_t items) -> const tuning::ColumnsKernel& {
-    const bool alone = plan.cluster == 1 && along == 1;
-    return tuning::kColumnsKernels[tuning::columns_kernel(static_cast<int>(items) * operands, alone)];
+    along = threads_for(plan.run, cluster);
   };
   const auto fits = [&](const tuning::ColumnsShape& shape) {
     if (shape.cluster > architecture.max_cluster) return false;
     plan.run = static_cast<int>(std::min<std::int64_t>(shape.segment / tuning::kVectorBytes, power_of_two_from(strip)));
     share(shape.cluster);
-    const tuning::ColumnsKernel& kernel = kernel_for(divide_up(divide_up(dim, plan.cluster), along));
-    return plan.run * along <= std::min(shape.threads, kernel.max_block);
+    return plan.run * along <= std::min(shape.threads, most_threads);
   };
-  if (std::none_of(tuning::kColumnsShapes.begin(), tuning::kColumnsShapes.end(), fits)) return {};
-
-  // a warp reads short strips as runs of memory, along dim, or a tile serves them better
-  if (strip * tuning::kVectorBytes < tuning::kColumnsMinStrip) {
-    const Group& dims = problem.dim.groups[0];
-    const bool runs = dims.stride[kResult] == problem.inner.size && slabs_are_runs(problem);
-    if (plan.run != strip || !runs || plan.run * along * tuning::kVectorBytes < tuning::kLineBytes) return {};
+  const auto parts = [&] {
+    if (std::none_of(tuning::kColumnsShapes.begin(), tuning::kColumnsShapes.end(), fits)) return false;
+    width = std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along);
+    const auto tiles = [&] { return divide_up(vectors, width); };
+    while (tiles() * plan.cluster < device.multiprocessors && 2 * plan.cluster <= architecture.max_cluster &&
+           dim >= 2 * plan.cluster * std::max(tuning::kColumnsMinRows, plan.vector * tuning::columns_vectors(bytes))) {
+      share(2 * plan.cluster);
+      width = std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along);
+    }
+    while (tiles() * plan.cluster < device.multiprocessors && 2 * plan.run * along <= kWarp &&
+           2 * along <= divide_up(dim, plan.cluster)) {
+      along *= 2;
+      width = std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along);
+    }
+    return true;
+  };
+  if (layout.fold > 1 || strip * tuning::kVectorBytes < tuning::kColumnsMinStrip) {
+    const bool runs = slabs_are_runs(problem) && problem.dim.groups[0].stride[kResult] == problem.inner.size;
+    if (!runs || !whole()) return {};
+  } else if (!parts()) {
+    return {};
   }
 
-  const auto width = [&] {  // vectors that a block has
-    const int turns = kernel_for(divide_up(divide_up(dim, plan.cluster), along)).turns;
-    return std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along) * turns;
-  };
-  const auto tiles = [&] { return divide_up(vectors, width()); };
-  while (tiles() * plan.cluster < device.multiprocessors && 2 * plan.cluster <= architecture.max_cluster &&
-         dim >= 2 * plan.cluster * std::max(tuning::kColumnsMinRows, vector * tuning::columns_vectors(bytes)))
-    share(2 * plan.cluster);
-  const std::int64_t rows = divide_up(dim, plan.cluster);
-  while (tiles() * plan.cluster < device.multiprocessors && 2 * plan.run * along <= kWarp && 2 * along <= rows)
-    along *= 2;
-
-  plan.block = static_cast<int>(std::max<std::int64_t>(plan.run * along, tuning::kColumnsBlock));
-  plan.items = static_cast<int>(divide_up(rows, along));
+  plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
-  plan.rows_per_block = static_cast<int>(width() * vector);
-  plan.grid = tiles() * plan.cluster;
+  plan.block = static_cast<int>(whole_warps(width * along));
+  if (const int turns = tuning::kColumnsKernels[columns_kernel(problem, plan)].turns; turns > 1) {
+    plan.block = tuning::kColumnsBlock;
+    width = plan.block * turns;
+  }
+  plan.rows_per_block = static_cast<int>(width * plan.vector);
+  plan.grid = divide_up(vectors, width) * plan.cluster;
   const std::int64_t teams = along / work::tile_team(plan.run, static_cast<int>(along));
-  if (teams > 1 || plan.cluster > 1)
-    plan.shared_bytes = static_cast<int>(plan.rows_per_block * (1 + teams + (plan.cluster > 1 ? plan.cluster : 0)) *
+  if (teams > 1 || plan.cluster > 1 || layout.fold > 1)
+    plan.shared_bytes = static_cast<int>((plan.rows_per_block * (1 + teams) +
+                                          (plan.cluster > 1 ? plan.rows_per_block / layout.fold * plan.cluster : 0)) *
                                          state_bytes(problem));
+  if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
+      plan.grid > std::numeric_limits<int>::max())
+    return {};
   plan.why =
       plan.cluster > 1
           ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
@@ -397,29 +457,8 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   return plan;
 }
 
-// Whether two elements of dim can be taken for one, of twice as many columns: see tiled().
-bool strips_fold(const Problem& problem) {
-  const std::int64_t strip = strip_of(problem), dim = problem.dim.size;
-  const int bytes = size_of(problem.source);
-  if (problem.fused.any || tuning::tile_columns(bytes, size_of(problem.result)) != 2) return false;
-  if (problem.dim.rank != 1 || problem.inner.rank != 1 || strip % 2 == 0 || dim % 2 != 0) return false;
-  if (strip * bytes > tuning::kTileSlabStripBytes || dim * strip * bytes * sources_of(problem) < tuning::kTileFewBytes)
-    return false;
-  return slabs_are_runs(problem) && problem.inner.groups[0].stride[kResult] == 1 &&
-         problem.dim.groups[0].stride[kResult] == strip;
-}
-
-Problem folded(const Problem& problem) {
-  Problem folded = problem;
-  folded.dim.size /= 2, folded.dim.groups[0].size /= 2;
-  for (std::int64_t& stride : folded.dim.groups[0].stride) stride *= 2;
-  folded.inner.size *= 2, folded.inner.groups[0].size *= 2;
-  return folded;
-}
-
-// A tile of dim times as many columns as its shared memory holds. A folded strip stays whole.
-std::optional<Plan> tile_plan(const Problem& problem, bool folded, const Device& device,
-                              const tuning::Architecture& architecture) {
+// A tile of dim times as many columns as its shared memory holds.
+std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   const int bytes = size_of(problem.source), sources = sources_of(problem);
   const std::int64_t dim = problem.dim.size, strip = strip_of(problem);
   const std::int64_t all_strips = problem.outer.size * problem.inner.size / strip;
@@ -445,9 +484,9 @@ std::optional<Plan> tile_plan(const Problem& problem, bool folded, const Device&
     }
   };
   // unaligned narrow strips go whole, as runs of memory, to as many blocks as dim needs
-  const bool whole = folded || (slabs_are_runs(problem) && strip * bytes <= tuning::kTileSlabStripBytes &&
-                                alignment_of(problem, strip) < tuning::kVectorBytes);
-  if (whole && (folded || column * strip > target)) {
+  const bool whole = slabs_are_runs(problem) && strip * bytes <= tuning::kTileSlabStripBytes &&
+                     alignment_of(problem, strip) < tuning::kVectorBytes;
+  if (whole && column * strip > target) {
     const std::int64_t blocks = std::int64_t{tuning::kTileGrid} / 2 * device.multiprocessors;
     const auto bytes_of_block = [&] { return divide_up(dim, cluster) * strip * bytes * sources; };
     const auto more = [&] {
@@ -459,11 +498,10 @@ std::optional<Plan> tile_plan(const Problem& problem, bool folded, const Device&
     if (bytes_of_block() > most) cluster = 0;
     width = strip;
   }
-  if (cluster == 0 && folded) return {};
   if (cluster == 0) fit(most);
   if (cluster == 0) fit(std::min<std::int64_t>(tuning::kTileLastBytes, most_shared - tuning::kTileMeetingBytes));
   if (cluster == 0) return {};
-  if (!folded && cluster == 1 && column * width < target) {
+  if (cluster == 1 && column * width < target) {
     const std::int64_t columns = target / column;
     if (columns >= strip) {
       width = strip;
@@ -501,10 +539,9 @@ std::optional<Plan> tile_plan(const Problem& problem, bool folded, const Device&
   const std::int64_t rows = divide_up(dim, cluster), line = divide_up(width, plan.vector);
   const std::int64_t held = rows * width * strips * bytes * sources;
   const bool few = tiles * cluster < std::int64_t{tuning::kTileGrid} / 2 * device.multiprocessors;
-  const std::int64_t threads = few && rows >= tuning::kTileMinRows        ? tuning::kTileMaxBlock
-                               : folded && held <= tuning::kTileTinyBytes ? tuning::kTileBlock / 2
-                               : held <= tuning::kTileSmallBytes          ? tuning::kTileBlock
-                                                                          : tuning::kTileMaxBlock;
+  const std::int64_t threads = few && rows >= tuning::kTileMinRows ? tuning::kTileMaxBlock
+                               : held <= tuning::kTileSmallBytes   ? tuning::kTileBlock
+                                                                   : tuning::kTileMaxBlock;
   const bool back = width == strip && results_go_back(problem) && (strips == 1 || slabs_are_packed(problem));
   const std::int64_t to_write =
       back ? 1
@@ -512,7 +549,7 @@ std::optional<Plan> tile_plan(const Problem& problem, bool folded, const Device&
                       power_of_two_from(rows));
   // the threads of a whole strip that is a run take neighbours, one after the other, and idle nowhere
   const bool flat = strips == 1 && width == strip && slabs_are_runs(problem) && 2 * line <= threads &&
-                    (folded || !std::has_single_bit(static_cast<std::uint64_t>(line)));
+                    !std::has_single_bit(static_cast<std::uint64_t>(line));
   std::int64_t along = 1, words = strips * line;  // of a turn
   if (flat) {
     along = std::min(threads / line, rows);
@@ -534,29 +571,29 @@ std::optional<Plan> tile_plan(const Problem& problem, bool folded, const Device&
   plan.rows_per_block = static_cast<int>(width * strips);
   plan.grid = cluster * (strips > 1 ? divide_up(all_strips, strips) : all_strips * divide_up(strip, width));
 
-  if (folded && along == 1) return {};
   const StridedTile tile = strided_tile(problem, plan);
   plan.items = static_cast<int>(divide_up(rows, along)) * tile.turns;
   plan.shared_bytes = sources * tile.operand_bytes;
-  const std::int64_t parts = along / work::tile_team(plan.run, static_cast<int>(along)) * (folded ? 2 : 1);
+  const std::int64_t parts = along / work::tile_team(plan.run, static_cast<int>(along));
   if (parts > 1 || cluster > 1) {
-    const std::int64_t columns = (along > 1 ? words : plan.block) * plan.vector / (folded ? 2 : 1);
+    const std::int64_t columns = (along > 1 ? words : plan.block) * plan.vector;
     plan.shared_bytes += static_cast<int>(columns * (1 + parts + (cluster > 1 ? cluster : 0)) * state_bytes(problem));
   }
-  plan.why = cluster > 1
-                 ? "another dimension runs faster than dim; a cluster of blocks holds a tile of columns, cut along dim"
-             : strip > 1 ? "another dimension runs faster than dim; a tile of columns holds all of dim"
-                         : "rows whose elements are not neighbours, or not aligned alike; a tile holds whole ones";
+  if (strip > 1)
+    plan.why =
+        cluster > 1
+            ? "another dimension runs faster than dim; a cluster of blocks holds a tile of columns, cut along dim"
+            : "another dimension runs faster than dim; a tile of columns holds all of dim";
+  else
+    plan.why = cluster > 1 ? "rows whose elements are not neighbours, or not aligned alike; a cluster holds whole ones"
+                           : "rows whose elements are not neighbours, or not aligned alike; a tile holds whole ones";
   return plan;
 }
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   if (fuses_in_place(problem)) {
     if (const auto plan = columns_plan(problem, device, architecture)) return *plan;
-    if (strips_fold(problem))
-      if (const auto plan = tile_plan(folded(problem), true, device, architecture); plan && plan->vector == 2)
-        return *plan;
-    if (const auto plan = tile_plan(problem, false, device, architecture)) return *plan;
+    if (const auto plan = tile_plan(problem, device, architecture)) return *plan;
   }
   const int bytes = size_of(problem.source);
   Plan plan;
@@ -608,9 +645,24 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 
 }  // namespace
 
-Problem tiled(const Problem& problem, const Plan& plan) {
-  const bool odd = problem.inner.rank > 0 && strip_of(problem) % plan.vector != 0;
-  return plan.regime == Regime::strided && plan.passes == 1 && odd ? folded(problem) : problem;
+ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
+  ColumnsLayout layout{};
+  layout.fold = fold_of(problem, plan.vector);
+  layout.inner = problem.inner.size * layout.fold / plan.vector;
+  layout.dim = problem.dim.size / layout.fold;
+  layout.rows = divide_up(layout.dim, plan.cluster);
+  layout.along = plan.threads_per_row / plan.cluster;
+  layout.width = plan.rows_per_block / plan.vector;
+  return layout;
+}
+
+int columns_kernel(const Problem& problem, const Plan& plan) {
+  const int vectors = plan.items * sources_of(problem);
+  const bool alone = plan.threads_per_row == 1 && fold_of(problem, plan.vector) == 1;
+  int kernel = alone ? 0 : 1;
+  while (tuning::kColumnsKernels[kernel].vectors < vectors || tuning::kColumnsKernels[kernel].max_block < plan.block)
+    ++kernel;
+  return kernel;
 }
 
 StridedTile strided_tile(const Problem& problem, const Plan& plan) {

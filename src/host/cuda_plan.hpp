@@ -37,7 +37,6 @@ struct StridedTile {
   int slab;           // and from one strip to the next; bytes
   int operand_bytes;  // of shared memory, for the source and for the gradient
 };
-// Of the problem that tiled() returns.
 StridedTile strided_tile(const Problem& problem, const Plan& plan);
 
 // Whether a strided plan holds columns in registers, which has its own kernel.
@@ -45,9 +44,20 @@ inline bool holds_columns(const Problem& problem, const Plan& plan) {
   return plan.passes == 1 && plan.vector * size_of(problem.source) == tuning::kVectorBytes;
 }
 
-// The problem as its tiles take it. Strips of an odd number of 16-bit columns have no words; two of them, one after the
-// other, have: each two elements of dim are one then, of twice as many columns, which meet at the end.
-Problem tiled(const Problem& problem, const Plan& plan);
+// Where the columns that such a plan holds lie, in vectors. Columns that vectors do not divide are folded: `fold`
+// elements of dim are taken for one, of as many times the columns.
+struct ColumnsLayout {
+  int fold;
+  std::int64_t inner;  // of columns, folded ones
+  std::int64_t dim;    // folded elements of it
+  std::int64_t rows;   // that a block has
+  int along;           // threads of a block along dim
+  int width;           // of columns, that a block has
+};
+ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
+
+// Which of tuning::kColumnsKernels it runs.
+int columns_kernel(const Problem& problem, const Plan& plan);
 
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced);
 

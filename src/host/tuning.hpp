@@ -218,13 +218,10 @@ struct ColumnsKernel {
 };
 inline constexpr std::array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
                                             ColumnsKernel{20, 1, 512, 1}};
-constexpr int columns_kernel(int vectors, bool alone) {  // the index of the smallest that suffices
-  int kernel = alone ? 0 : 1;
-  while (kColumnsKernels[kernel].vectors < vectors) ++kernel;
-  return kernel;
-}
 // The exponential of float64 needs many registers of its own.
-constexpr int columns_vectors(int source_bytes) { return source_bytes == 8 ? 10 : 20; }
+constexpr int columns_kernels(int source_bytes) { return source_bytes == 8 ? 2 : 3; }
+constexpr int columns_vectors(int source_bytes) { return kColumnsKernels[columns_kernels(source_bytes) - 1].vectors; }
+constexpr int columns_threads(int source_bytes) { return kColumnsKernels[columns_kernels(source_bytes) - 1].max_block; }
 constexpr int columns_min_blocks(int kernel, int source_bytes) {
   const int blocks = kColumnsKernels[kernel].blocks;
   return source_bytes == 8 && blocks > 2 ? 2 : blocks;
@@ -234,7 +231,11 @@ constexpr int columns_min_blocks(int kernel, int source_bytes) {
 constexpr int columns_together(int items) { return items > 4 && items % 2 == 0 ? 2 : 1; }
 inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
 inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
-inline constexpr int kColumnsMinRows = 64;   // of dim, that a block of a cluster has, where few tiles are spread
+// up to which more threads share dim than must; of 16 bits each has as many more columns to combine
+constexpr int columns_block(int source_bytes) { return source_bytes == 2 ? 128 : 256; }
+inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
+// Whole strips: a single block may be larger than those of a cluster, of which some should load while others wait.
+inline constexpr int kColumnsClusterBlock = 256;
 
 // Bytes of neighbouring columns, threads of a block, and blocks that share dim: the first that holds a column is taken.
 // Several blocks on a multiprocessor, of which some load while others exponentiate, are worth more than long segments.
@@ -264,7 +265,6 @@ inline constexpr int kTileLastBytes = 104 * 1024;   // two: where nothing smalle
 inline constexpr int kTileMeetingBytes = 8 * 1024;  // beside that of a cluster's block, for states
 inline constexpr int kTileGrid = 16;                // blocks a multiprocessor, two waves, before tiles become smaller
 inline constexpr int kTileLeastBytes = 12 * 1024;   // than which they do not: 96 KiB a multiprocessor
-inline constexpr int kTileTinyBytes = 8 * 1024;     // at most: half of kTileBlock threads, if a tile cannot be larger
 inline constexpr int kTileSlabStripBytes = 256;     // strips as narrow, if not aligned, are not cut into pieces
 inline constexpr int kTileFewBytes = 4 * 1024;      // a tile is worth it, where larger ones would leave threads idle
 // A multiprocessor's part of a problem that is all under way at once: then smaller tiles only mean more threads.

@@ -2,11 +2,36 @@
 // show that each element is written exactly once.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "ndsoftmax/types.hpp"
 
 namespace ndsoftmax::work {
+
+// Divides numbers below 2^31 by one of them with a multiplication: a division takes some twenty instructions.
+class Divider {
+ public:
+  int size;
+
+  Divider() = default;
+  explicit Divider(std::int64_t divisor)
+      : size(static_cast<int>(divisor)),
+        shift_(static_cast<int>(std::bit_width(static_cast<std::uint64_t>(divisor - 1)))) {
+    const auto wide = static_cast<std::uint64_t>(divisor);
+    multiplier_ = static_cast<unsigned>((((std::uint64_t{1} << shift_) - wide) << 32) / wide + 1);
+  }
+
+  NDSOFTMAX_HOST_DEVICE int quotient(int n) const {
+    const auto number = static_cast<unsigned>(n);
+    const auto high = static_cast<unsigned>(static_cast<std::uint64_t>(number) * multiplier_ >> 32);
+    return static_cast<int>((number + high) >> shift_);
+  }
+
+ private:
+  int shift_;
+  unsigned multiplier_;
+};
 
 // Rows. A block works on rows_per_block rows; `group` is the team of threads_per_row threads within it.
 NDSOFTMAX_HOST_DEVICE std::int64_t row(std::int64_t block, int rows_per_block, int group, int groups, int turn) {
@@ -47,14 +72,9 @@ struct TileThread {
   int column;  // within the tile, in words or vectors
   int along;   // dim
 };
-NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, int run, int threads_along) {
-  return {thread / (run * threads_along) * run + thread % run, thread / run % threads_along};
-}
-
-// The same where both are powers of two.
-NDSOFTMAX_HOST_DEVICE TileThread column_thread(int thread, int log2_run, int log2_along) {
-  const int column_in_run = thread & ((1 << log2_run) - 1);
-  return {thread >> (log2_run + log2_along) << log2_run | column_in_run, thread >> log2_run & ((1 << log2_along) - 1)};
+NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, const Divider& run, const Divider& along) {
+  const int step = run.quotient(thread), tile = along.quotient(step);
+  return {thread + (tile - step) * run.size, step - tile * along.size};
 }
 
 // Threads along the same columns that lie in one warp, `run` lanes apart: a power of two, or they are not a team.

@@ -88,7 +88,11 @@ int main() {
       {{9, 30, 16}, {600, 20, 1}, {1}},
       {{9, 30, 24}, {811, 27, 1}, {1}},
       {{3, 512, 49}, {}, {1}},
-      // strips that stay whole, and fold where their columns are odd and dim is not; over a cluster if it is long
+      // strips that stay whole, and fold where vectors divide dim times their columns; over a cluster if it is long
+      {{9, 8, 10}, {}, {1}},
+      {{41, 64, 6}, {}, {1}},
+      {{3, 72, 511}, {}, {1}},
+      {{1, 20000, 2}, {}, {1}},
       {{5, 700, 5}, {}, {1}},
       {{5, 701, 5}, {}, {1}},
       {{3, 700, 7}, {}, {1}, 1},
