@@ -7,6 +7,8 @@ from torch import Tensor
 _Regime = Literal["warp", "block", "cluster", "online", "split", "strided"]
 
 MAX_GROUPS: int
+VERSION: str
+HAS_CUDA: bool
 
 class Device:
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-import ndsoftmax
+from ndsoftmax import _C
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() and ndsoftmax.build_info()["cuda"] else "cpu")
+    return torch.device("cuda" if torch.cuda.is_available() and _C.HAS_CUDA else "cpu")
 
 
 def device(name: str) -> torch.device:
@@ -34,7 +34,7 @@ def device(name: str) -> torch.device:
     if found.type not in ("cpu", "cuda"):
         raise argparse.ArgumentTypeError(f"{name!r} is neither cpu nor cuda")
     if found.type == "cuda":
-        if not ndsoftmax.build_info()["cuda"]:
+        if not _C.HAS_CUDA:
             raise argparse.ArgumentTypeError(f"{name!r}: ndsoftmax was built without CUDA")
         if (found.index or 0) >= torch.cuda.device_count():
             raise argparse.ArgumentTypeError(f"{name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
