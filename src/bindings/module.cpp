@@ -412,6 +412,10 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("type"), py::arg("index") = 0, py::arg("threads") = 1);
 
+  module.def("forced_regime", [] {
+    const std::optional<Regime> forced = forced_regime();
+    return forced ? name_of(*forced) : nullptr;
+  });
   module.def(
       "plan",
       [](bool log, bool is_backward, const std::string& source_dtype, const std::string& result_dtype,
