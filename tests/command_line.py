@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 COMMAND = (sys.executable, "-m", "ndsoftmax")
 
 
-def run(*arguments: str, command: tuple[str, ...] = COMMAND) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300, check=False)
+def run(
+    *arguments: str, command: tuple[str, ...] = COMMAND, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300, check=False, env=env)
 
 
 def without(*modules: str) -> tuple[str, ...]:

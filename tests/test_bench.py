@@ -105,6 +105,12 @@ BAD = [
     ("4x5 --plot file.bmp", ".png"),
     ("4x5 --roofline", "--plot"),
     ("4x5 --seconds soon", "soon"),
+    ("4x5 --seconds nan", "'nan' is not a time"),
+    ("4x5 --seconds -1", "'-1' is not a time"),
+    ("4x5 --seconds 0", "'0' is not a time"),
+    ("4x5 --seconds inf", "'inf' is not a time"),
+    ("4x5 --csv same --json ./same", "same'"),
+    ("4x5 --csv same.svg --plot same.svg", "same.svg'"),
     ("--suite nothing", "ladder"),
     ("--suite ladder --device cpu", "GPU"),
     ("4x5 --peers liger --device cpu", "GPU"),
@@ -121,7 +127,7 @@ def test_bad_input_ends_with_one_line_and_exit_code_2(arguments, words, capsys):
 
 
 def test_bad_input_as_a_user_sees_it():
-    for arguments, words in (BAD[0], BAD[6], BAD[-2]):
+    for arguments, words in (BAD[0], BAD[6], BAD[-2], ("4x5 --csv same --json ./same", "same'")):
         result = run("bench", *arguments.split())
         assert said_one_line(result)
         assert words in result.stderr
@@ -173,6 +179,32 @@ def test_a_reader_that_leaves_early():
     assert (len(result.stdout.splitlines()), result.stderr) == (1, "")
 
 
+def test_a_reader_that_leaves_early_does_not_take_the_files_along(tmp_path):
+    file = tmp_path / "some.csv"
+    command = " ".join([*COMMAND, "bench", "64x64", "64x65", "64x66", "--device", "cpu", "--csv", str(file)])
+    subprocess.run(["bash", "-c", f"{command} | head -3"], capture_output=True, timeout=100, check=False)
+    assert "64x64" in file.read_text()
+
+
+def test_the_first_shape_is_measured_however_short_the_time():
+    result = run("bench", "64x64", "64x65", "--dtype", "float32", "--device", "cpu", "--seconds", "1e-9")
+    assert result.stderr == "1 of 2 shapes left out: --seconds 1e-09 were over\n"
+    assert "\n64x64 " in result.stdout
+
+
+def test_a_regime_that_is_forced():
+    arguments = ("bench", "--suite", "vocab", "--dtype", "float32", "--device", "cpu", "--seconds", "1e-9")
+    online = run(*arguments, environment={"NDSOFTMAX_REGIME": "online"})
+    assert online.returncode == 0
+    assert re.search(r"float32 +online ", online.stdout)
+    warp = run(*arguments, environment={"NDSOFTMAX_REGIME": "warp"})
+    assert warp.returncode == 1
+    assert "regime warp on the CPU needs" in warp.stderr
+    assert "frac: geometric mean" in warp.stdout
+    own = run("bench", "64x64", "--device", "cpu", environment={"NDSOFTMAX_REGIME": "spiral"})
+    assert said_one_line(own)
+
+
 def on_a_terminal(command, *arguments):
     """Run with a terminal for stderr: return the exit code, stdout and what the terminal shows."""
     ours, theirs = pty.openpty()
@@ -198,11 +230,12 @@ def test_progress_shows_on_a_terminal_and_never_in_a_pipe():
     assert any(line.startswith("64x64 ") for line in output.splitlines())
 
 
-def test_progress_without_rich_names_the_extra():
-    code, _, shown = on_a_terminal(without("rich", "rich.console"), "bench", "64x64", "--device", "cpu")
-    assert code == 2
+def test_without_rich_it_measures_and_names_the_extra():
+    code, output, shown = on_a_terminal(without("rich", "rich.console"), "bench", "64x64", "--device", "cpu")
+    assert code == 0
     assert shown.strip().endswith("pip install 'ndsoftmax[cli]'")
     assert len(shown.splitlines()) == 1
+    assert "geometric mean" in output
 
 
 @needs_matplotlib

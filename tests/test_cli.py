@@ -9,7 +9,8 @@ from pathlib import Path
 import ndsoftmax
 import pytest
 import torch
-from command_line import run, said_one_line
+from command_line import COMMAND, run, said_one_line
+from ndsoftmax.__main__ import main
 from ndsoftmax._showcase import cases
 
 
@@ -37,13 +38,49 @@ def table(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--device", "tpu"), "tpu"), (("--dtype", "int8"), "int8"), (("--shape",), "--shape")],
+    [
+        (("--device", "tpu"), "tpu"),
+        (("--dtype", "int8"), "int8"),
+        (("--shape",), "--shape"),
+        (("bogus",), "COMMAND: invalid choice: 'bogus'"),
+        (("--dtype", "float16", "explain", "4x5"), "after the command: ndsoftmax explain"),
+        (("--device", "cpu", "doctor"), "after the command: ndsoftmax doctor"),
+    ],
     ids=str,
 )
 def test_bad_arguments_give_one_friendly_line(arguments: tuple[str, ...], words: str) -> None:
     result = run(*arguments)
     assert said_one_line(result)
     assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("doctor",), ("explain", "4x5", "--device", "cpu"), ("bench", "4x5", "--device", "cpu")], ids=str
+)
+def test_a_wrong_instruction_set_gives_one_friendly_line(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, environment={"NDSOFTMAX_CPU_CAPABILITY": "mmx"})
+    assert said_one_line(result)
+    assert "NDSOFTMAX_CPU_CAPABILITY is 'mmx'; it may be avx512, avx2 or baseline" in result.stderr
+
+
+def test_without_stdout_and_stderr() -> None:
+    for arguments in ("explain 4x5", "bench 4x5 --dtype float32 --device cpu"):
+        for closed in (">&-", "2>&-"):
+            result = run("-c", f"{' '.join(COMMAND)} {arguments} {closed}", command=("bash",))
+            assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_full_disk_gives_one_friendly_line() -> None:
+    result = run("-c", f"{' '.join(COMMAND)} explain 4x5 >/dev/full", command=("bash",))
+    assert said_one_line(result)
+    assert "No space left" in result.stderr
+
+
+def test_the_doctor_sees_nan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    right = ndsoftmax.log_softmax
+    monkeypatch.setattr(ndsoftmax, "log_softmax", lambda x, dim: right(x, dim) * (torch.nan if x.dim() == 3 else 1))
+    assert main(["doctor"]) == 1
+    assert "WRONG" in capsys.readouterr().out
 
 
 def test_help_has_examples() -> None:

@@ -1,6 +1,8 @@
 """explain(): the plan that a call would use, as text, as attributes and on the command line."""
 
+import copy
 import json
+import pickle
 
 import ndsoftmax
 import pytest
@@ -50,6 +52,45 @@ def test_bad_input():
         ndsoftmax.explain((2, 3), 2)
     with pytest.raises(TypeError, match="dtype="):
         ndsoftmax.explain(torch.zeros(3, dtype=torch.int64))
+    for wrong in ("4x5", 5, None, (2.5, 3)):
+        with pytest.raises(TypeError, match="input must be a tensor or a shape"):
+            ndsoftmax.explain(wrong)
+    with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype, but got 'float32'"):
+        ndsoftmax.explain((2, 3), dtype="float32")
+    with pytest.raises(TypeError, match=r"strided tensor, but its layout is torch\.sparse_coo"):
+        ndsoftmax.explain(torch.eye(3).to_sparse())
+    with pytest.raises(RuntimeError, match=r"where must broadcast to the shape of input, \(8, 64\), but has \(7,\)"):
+        ndsoftmax.explain((8, 64), where=(7,))
+    with pytest.raises(TypeError, match=r"mask must be torch\.bool"):
+        ndsoftmax.explain((8, 64), mask=torch.zeros(64))
+    with pytest.raises(TypeError, match=r"bias must be torch\.float32"):
+        ndsoftmax.explain((8, 64), bias=torch.zeros(64, dtype=torch.float64))
+
+
+def test_it_is_a_value() -> None:
+    plan = ndsoftmax.explain((8, 19, 64, 64), 1, device="H200", mask=(64, 64))
+    for twin in (pickle.loads(pickle.dumps(plan)), copy.copy(plan), copy.deepcopy(plan)):
+        assert twin == plan
+        assert str(twin) == repr(twin) == str(plan)
+    assert plan != ndsoftmax.explain((8, 19, 64, 64), 1, device="A100", mask=(64, 64))
+    assert {*plan.to_dict(), "to_dict"} <= set(dir(plan))
+    assert plan.to_dict() == {name: getattr(plan, name) for name in plan.to_dict()}
+
+
+def test_a_forced_regime_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NDSOFTMAX_REGIME", "online")
+    for device in ("cpu", "H200"):
+        plan = ndsoftmax.explain((4, 1000), device=device)
+        assert (plan.regime, plan.why) == ("online", "the environment variable NDSOFTMAX_REGIME forces it")
+        assert "no elements" in ndsoftmax.explain((4, 0), device=device).why
+    monkeypatch.setenv("NDSOFTMAX_REGIME", "cluster")
+    for call in (lambda: ndsoftmax.softmax(torch.zeros(4, 5)), lambda: ndsoftmax.explain((4, 5), device="cpu")):
+        with pytest.raises(ValueError, match="regime cluster on the CPU needs a GPU"):
+            call()
+    assert said_one_line(run("explain", "4x5", "--device", "T4"))  # no clusters before 9.0
+    monkeypatch.setenv("NDSOFTMAX_REGIME", "spiral")
+    with pytest.raises(ValueError, match="NDSOFTMAX_REGIME is 'spiral'; it may be warp, block"):
+        ndsoftmax.explain((4, 5), device="H200")
 
 
 def test_command_line():
@@ -57,6 +98,23 @@ def test_command_line():
     assert done.returncode == 0, done.stderr
     assert "131072 × 1024 × 1" in done.stdout
     assert run("doctor").stdout.rstrip().splitlines()[-1].startswith("OK")
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords"),
+    [
+        ("--dim -2,-1", {"dim": (-2, -1)}),
+        ("--mask 8x1x64", {"mask": (8, 1, 64)}),
+        ("--where 64", {"where": (64,)}),
+        ("--bias 64x64 --scale -1e-1", {"bias": (64, 64), "scale": -0.1}),
+        ("--causal", {"causal": True}),
+        ("--causal-lower-right --log --backward", {"causal": "lower_right", "log": True, "backward": True}),
+    ],
+)
+def test_options_are_those_of_the_function(options, keywords):
+    done = run("explain", *options.split(), "8x64x64", "--device", "H200")
+    assert done.stderr == ""
+    assert done.stdout == f"{ndsoftmax.explain((8, 64, 64), device='H200', **keywords)}\n"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +128,13 @@ def test_command_line():
         ("explain", "4x5", "--dim", "one"),
         ("explain", "4x5", "--device", "Voodoo"),
         ("explain",),
+        ("explain", "4x5", "--device", ""),
+        ("explain", "4x5", "--dim", "-3,-1"),
+        ("explain", "4x5", "--mask", "7"),
+        ("explain", "4x5", "--mask", "fivexfour"),
+        ("explain", "4x5", "--mask", "5", "--where", "5"),
+        ("explain", "4x5", "--scale", "much"),
+        ("explain", "4x5", "--causal", "--dim", "0"),
         ("--device", "Voodoo"),
     ],
 )

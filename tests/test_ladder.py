@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from functools import partial
@@ -132,6 +133,9 @@ def test_the_table_says_what_each_step_gained():
     assert "3.00 × tree_f32" in text
     assert "0.10000000 0.20000000 0.30000000" in text
     assert "2.00 × safe_f32" in ladder.table(steps[1], steps)  # across dtypes
+    assert re.search(r"^safe_f16x2 +-  FAILED$", ladder.table(steps[1], steps), re.MULTILINE)
+    assert not ladder.any_wrong(steps[:1])
+    assert ladder.any_wrong(steps)
     gained = {one["rung"]: one["gained"] for one in ladder.as_dicts(steps)}
     assert gained == {"tree_f32": None, "safe_f32": (3.0, "tree_f32"), "safe_f16": (2.0, "safe_f32"), "torch": None}
     assert all(rung.name in ladder.legend() for rung in RUNGS)

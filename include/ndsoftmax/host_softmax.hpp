@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 
 #include "ndsoftmax/plan.hpp"
@@ -24,6 +25,9 @@ struct Execution {
 // The CUDA device of this number, as plan() needs it. Throws std::runtime_error where there is none, or no CUDA in this
 // build.
 const Device& cuda_device(int index);
+
+// The regime that the environment variable NDSOFTMAX_REGIME forces on every call, for tests and measurements.
+std::optional<Regime> forced_regime();
 
 // output = softmax(input) or log_softmax(input) over `dims`. Same shape, any strides; output has the input's dtype,
 // or float32 where the input is 16-bit. output may be the input itself; it must not overlap it otherwise.

@@ -7,6 +7,8 @@ from torch import Tensor
 _Regime = Literal["warp", "block", "cluster", "online", "split", "strided"]
 
 MAX_GROUPS: int
+VERSION: str
+HAS_CUDA: bool
 
 class Device:
     def __init__(
@@ -89,6 +91,7 @@ def plain_backward(
 ) -> Tensor | None: ...
 def build_info() -> dict[str, Any]: ...
 def device(type: str, index: int = 0, threads: int = 1) -> Device: ...
+def forced_regime() -> _Regime | None: ...
 def plan(
     log: bool,
     backward: bool,

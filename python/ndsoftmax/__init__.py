@@ -47,4 +47,4 @@ def build_info() -> dict[str, Any]:
     return _C.build_info()
 
 
-__version__: str = build_info()["version"]
+__version__ = _C.VERSION

@@ -13,7 +13,7 @@ import ndsoftmax
 from ndsoftmax import _options
 from ndsoftmax._bench import command as bench
 from ndsoftmax._bench.measure import driver
-from ndsoftmax._showcase import cases, measure, table
+from ndsoftmax._showcase import Result, cases, measure, table
 
 _EPILOG = """\
 examples:
@@ -24,6 +24,8 @@ examples:
   ndsoftmax bench --suite attention,vocab       how fast, beside torch and beside a copy
   ndsoftmax doctor                              what was built, what is here, and whether it computes right
 """
+
+_EXPLAINED = ("log", "backward", "mask", "where", "bias", "scale", "causal")
 
 _LEGEND = """\
 plan      regime: outer × dim × inner, and how often it reads each element
@@ -42,21 +44,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", type=_options.device, help="cpu, cuda or cuda:1 (default: the best there is)")
-    parser.add_argument("--dtype", choices=_options.DTYPES, help="use this dtype for every shape")
+    # (names of their own: those of a command would hide them)
+    show = parser.add_argument_group("without a command")
+    where = "cpu, cuda or cuda:1 (default: the best there is)"
+    show.add_argument("--device", dest="show_on", type=_options.device, metavar="DEVICE", help=where)
+    show.add_argument("--dtype", dest="show_as", choices=_options.DTYPES, help="use this dtype for every shape")
     parser.set_defaults(run=_show)
-    commands = parser.add_subparsers(title="commands", metavar="")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
 
     explain = commands.add_parser(
         "explain",
         help="print the plan of a problem, and why",
         description="Print which kernel a call would run, how, and why. Runs nothing and needs no GPU.",
         epilog="examples:\n  ndsoftmax explain 8x16x1024x1024 --dtype bfloat16 --device H200\n"
-        "  ndsoftmax explain 8x19x1024x1024 --dim 1 --backward --device A100\n  ndsoftmax explain 64x4096 --dim 0,1",
+        "  ndsoftmax explain 8x19x1024x1024 --dim 1 --backward --device A100\n  ndsoftmax explain 64x4096 --dim 0,1\n"
+        "  ndsoftmax explain 16x12x512x512 --mask 16x1x1x512 --scale 0.125 --device H200",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=None,
     )
-    explain.add_argument("shape", type=_options.shape, help="sizes with x between them: 8x16x1024x1024")
+    explain.add_argument("shape", type=_options.shape, metavar="SHAPE", help="sizes: 8x16x1024x1024")
     explain.add_argument(
         "--dim", type=_options.dims, default=(-1,), help="what to normalize over: -1, or 0,2 (default: -1)"
     )
@@ -64,6 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain.add_argument("--device", help="cpu, cuda, or a GPU by name, also one that is not here: H200, A100, T4, …")
     explain.add_argument("--log", action="store_true", help="log_softmax instead of softmax")
     explain.add_argument("--backward", action="store_true", help="the gradient instead of the result")
+    masks = explain.add_mutually_exclusive_group()
+    masks.add_argument("--mask", type=_options.shape, metavar="SHAPE", help="the shape of a mask: 16x1x1x512")
+    masks.add_argument("--where", type=_options.shape, metavar="SHAPE", help="the shape of a mask that includes")
+    explain.add_argument("--bias", type=_options.shape, metavar="SHAPE", help="the shape of a bias: 12x512x512")
+    explain.add_argument("--scale", type=float, default=1.0, help="what the input is multiplied by (default: 1)")
+    causal = explain.add_mutually_exclusive_group()
+    causal.add_argument("--causal", action="store_true", help="nothing past the diagonal from the upper left corner")
+    causal.add_argument(
+        "--causal-lower-right", dest="causal", action="store_const", const="lower_right", help="or the lower right one"
+    )
     explain.set_defaults(run=_explain)
 
     bench.add_arguments(commands.add_parser("bench", help="how fast softmax is, beside others and beside a copy"))
@@ -78,10 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     doctor.set_defaults(run=_doctor)
 
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_options.joined(sys.argv[1:] if arguments is None else arguments))
+    if options.command and (options.show_on or options.show_as):
+        parser.error(f"--device and --dtype stand after the command: {parser.prog} {options.command} … --device cpu")
     try:
         exit_code: int = options.run(options)
-        sys.stdout.flush()
+        print(end="", flush=True)
         return exit_code
     except BrokenPipeError:  # the reader has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -93,15 +111,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    where = options.device or _options.best_device()
-    shown = cases(where.type, _options.DTYPES.get(options.dtype))
+    where = options.show_on or _options.best_device()
+    shown = cases(where.type, _options.DTYPES.get(options.show_as))
     print(f"{_describe(where)}, torch {torch.__version__}, ndsoftmax {ndsoftmax.__version__}\n")
-    results = []
-    for number, case in enumerate(shown, start=1):
-        _progress(f"{number}/{len(shown)} {case.what}")
-        results.append(measure(case, where))
-    _progress("")
-    print(f"{table(results)}\n\n{_LEGEND}")
+    results: list[Result] = []
+    try:
+        for number, case in enumerate(shown, start=1):
+            _options.progress(f"{number}/{len(shown)} {case.what}")
+            results.append(measure(case, where))
+    finally:  # Ctrl-C leaves what was measured
+        _options.progress("")
+        if results:
+            print(f"{table(results)}\n\n{_LEGEND}")
     return 0
 
 
@@ -112,8 +133,7 @@ def _explain(options: argparse.Namespace) -> int:
             options.dim,
             dtype=_options.DTYPES[options.dtype],
             device=options.device,
-            log=options.log,
-            backward=options.backward,
+            **{name: getattr(options, name) for name in _EXPLAINED},
         )
     )
     return 0
@@ -130,12 +150,13 @@ def _doctor(_: argparse.Namespace) -> int:
         "CUDA": f"{info['cuda_version']}, for {', '.join(info['architectures'])}" if info["cuda"] else "not built",
         "GPU": ", ".join([*gpus, f"driver {driver()}"]) if gpus else "none",
     }
-    devices = ["cpu", *(["cuda"] if info["cuda"] and torch.cuda.is_available() else [])]
-    worst = {device: _self_test(device) for device in devices}
-    for device, error in worst.items():
-        lines[f"on {device}"] = f"largest error {error:.2g} float32 ulp against float64 (16 allowed)"
-    print("\n".join(f"{name:<10} {text}" for name, text in lines.items()))
-    wrong = [device for device, error in worst.items() if not error < 16]
+    print("\n".join(f"{name:<10} {text}" for name, text in lines.items()), flush=True)
+    wrong = []
+    for device in ("cpu", *(["cuda"] if info["cuda"] and torch.cuda.is_available() else [])):
+        error = _self_test(device)
+        print(f"{f'on {device}':<10} largest error {error:.2g} float32 ulp against float64 (16 allowed)", flush=True)
+        if not error < 16:
+            wrong.append(device)
     if wrong:
         print(f"\nWRONG: results on {' and '.join(wrong)} differ from float64")
         return 1
@@ -148,7 +169,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 def _self_test(device: str) -> float:
     """The largest error against float64 over problems of every regime, in units of the last place of float32."""
-    worst = 0.0
+    errors = []
     for shape, dim in (
         ((64, 50), 1),
         ((64, 1000), 1),
@@ -160,20 +181,14 @@ def _self_test(device: str) -> float:
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         error = (ndsoftmax.log_softmax(x.to(device), dim).cpu().double() - torch.log_softmax(x.double(), dim)).abs()
         truth = torch.log_softmax(x.double(), dim).abs().clamp(min=1)
-        worst = max(worst, (error / truth).max().item() / torch.finfo(torch.float32).eps)
-    return worst
+        errors.append((error / truth).max() / torch.finfo(torch.float32).eps)
+    return torch.stack(errors).max().item()  # NaN if one is
 
 
 def _describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({ndsoftmax.build_info()['cpu_capability']}, {torch.get_num_threads()} threads)"
-
-
-def _progress(text: str) -> None:
-    """Replace the line on a terminal; write nothing to a file or pipe."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from ndsoftmax import _C
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NAMES = "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
-_HAS_CUDA: bool = _C.build_info()["cuda"]
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -24,7 +23,7 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name} must not be quantized, but its dtype is {tensor.dtype}")
     if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
         raise RuntimeError(f"{name} must be on a CPU, CUDA or meta device, but is on {tensor.device}")
-    if tensor.is_cuda and not _HAS_CUDA:
+    if tensor.is_cuda and not _C.HAS_CUDA:
         raise RuntimeError(
             f"{name} is on {tensor.device}, but this build of ndsoftmax has no CUDA kernels; "
             "install it where nvcc is on the PATH"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -14,8 +15,11 @@ from ndsoftmax._arguments import (
     as_causal,
     as_dims,
     as_scale,
+    check_bias,
     check_causal,
+    check_mask,
     check_one_mask,
+    check_tensor,
     dead_rows_are_zero,
     is_fused,
     result_dtype,
@@ -44,17 +48,20 @@ _NAMED: dict[str, tuple[dict[str, int], float]] = {
 }
 
 
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The plan of one problem; prints as a short text.
 
-    Attributes are those of the plan (``regime``, ``vector``, ``items``, ``threads_per_row``, ``grid``, ``block``,
-    ``cluster``, ``splits``, ``staged``, ``shared_bytes``, ``workspace_bytes``, ``passes``, ``why``, ``outer``, ``dim``,
-    ``inner``), and
-
+    Attributes
+    ----------
     problem : str
         The operation and its dtypes.
     device : str
         Where it would run.
+    regime, outer, dim, inner, passes, why
+        Which kernel runs on which sizes, how often it reads each element, and the reason.
+    vector, items, threads_per_row, grid, block, cluster, splits, staged, shared_bytes, workspace_bytes
+        The shape of the launch, and the memory that it takes.
     registers : int or None
         32-bit registers in which a GPU's thread holds elements; what the compiler needs beside them is not known here.
     bytes : int
@@ -65,71 +72,55 @@ class Explanation:
         `bytes` at that bandwidth.
     """
 
-    _PLAN = (
-        "regime",
-        "outer",
-        "dim",
-        "inner",
-        "vector",
-        "items",
-        "threads_per_row",
-        "grid",
-        "block",
-        "cluster",
-        "splits",
-        "staged",
-        "shared_bytes",
-        "workspace_bytes",
-        "passes",
-        "why",
-    )
-
-    def __init__(
-        self, problem: str, device: str, plan: _C.Plan, registers: int | None, moved: int, bandwidth: float | None
-    ) -> None:
-        self.problem = problem
-        self.device = device
-        self.plan = plan
-        self.registers = registers
-        self.bytes = moved
-        self.bandwidth = bandwidth
-        self.seconds = None if bandwidth is None else moved / (bandwidth * 1e9)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._PLAN:
-            return getattr(self.plan, name)
-        raise AttributeError(name)
+    problem: str
+    device: str
+    regime: str
+    outer: int
+    dim: int
+    inner: int
+    vector: int
+    items: int
+    threads_per_row: int
+    grid: int
+    block: int
+    cluster: int
+    splits: int
+    staged: bool
+    shared_bytes: int
+    workspace_bytes: int
+    passes: int
+    why: str
+    registers: int | None
+    bytes: int
+    bandwidth: float | None
+    seconds: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything it says, as plain values."""
-        own = {
-            name: getattr(self, name) for name in ("problem", "device", "registers", "bytes", "bandwidth", "seconds")
-        }
-        return own | {name: getattr(self.plan, name) for name in self._PLAN}
+        return asdict(self)
 
     def __str__(self) -> str:
-        plan = self.plan
-        each = "column" if plan.regime == "strided" else "row"
+        each = "column" if self.regime == "strided" else "row"
         lines = {
-            "problem": f"{self.problem}, outer × dim × inner = {plan.outer} × {plan.dim} × {plan.inner}",
+            "problem": f"{self.problem}, outer × dim × inner = {self.outer} × {self.dim} × {self.inner}",
             "device": self.device,
-            "kernel": plan.regime + (", staged through shared memory" if plan.staged else ""),
-            "why": plan.why,
+            "kernel": self.regime + (", staged through shared memory" if self.staged else ""),
+            "why": self.why,
         }
         if self.registers is None:
-            lines["work"] = f"{plan.grid} tasks, vectors of {plan.vector}"
+            lines["work"] = f"{_count(self.grid, 'task')}, vectors of {self.vector}"
         else:
             lines["thread"] = (
-                f"{plan.items} × {plan.vector} elements of a {each} in {self.registers} registers, "
-                f"{plan.threads_per_row} threads a {each}"
+                f"{self.items} × {self.vector} elements of a {each} in {_count(self.registers, 'register')}, "
+                f"{_count(self.threads_per_row, 'thread')} a {each}"
             )
-            lines["grid"] = f"{plan.grid} blocks × {plan.block} threads" + (
-                f" in clusters of {plan.cluster}" if plan.cluster > 1 else ""
+            lines["grid"] = f"{_count(self.grid, 'block')} × {_count(self.block, 'thread')}" + (
+                f" in clusters of {self.cluster}" if self.cluster > 1 else ""
             )
-            lines["shared"] = f"{plan.shared_bytes} bytes a block"
-        if plan.splits > 1:
-            lines["splits"] = f"{plan.splits} parts a {each}, {plan.workspace_bytes} bytes of workspace"
-        lines["memory"] = f"{_size(self.bytes)} to move, each element read {'once' if plan.passes == 1 else 'twice'}"
+            lines["shared"] = f"{self.shared_bytes} bytes a block"
+        if self.splits > 1:
+            lines["splits"] = f"{self.splits} parts a {each}, {self.workspace_bytes} bytes of workspace"
+        lines["memory"] = f"{_size(self.bytes)} to move, each element read {'once' if self.passes == 1 else 'twice'}"
         if self.seconds is not None:
             lines["at best"] = f"{self.seconds * 1e6:.1f} µs at {self.bandwidth:.0f} GB/s"
         return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
@@ -182,7 +173,8 @@ def explain(
     Raises
     ------
     ValueError
-        The device is unknown. Otherwise as :func:`ndsoftmax.softmax`.
+        The device is unknown, or the environment variable NDSOFTMAX_REGIME forces a regime that cannot take this.
+        Otherwise as :func:`ndsoftmax.softmax`.
 
     Examples
     --------
@@ -190,29 +182,38 @@ def explain(
     >>> plan.regime, plan.threads_per_row, plan.passes
     ('warp', 32, 1)
     """
+    offset = 0
     if isinstance(input, Tensor):
+        check_tensor("input", input)
         source, result = input.dtype, result_dtype(input, dtype)
-        described = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
-        offset = input.data_ptr() % 256 // input.element_size() if not input.is_meta else 0
-        device = device or input.device
+        described = _described("input", input, source)
+        device = input.device if device is None else device
         if not is_fused(source, result):
-            source, offset = result, 0
+            source = result
             described = torch.empty_like(described, dtype=result)
+        elif not input.is_meta:
+            offset = input.data_ptr() % 256 // input.element_size()
     else:
-        described = torch.empty(tuple(input), dtype=dtype or torch.float32, device="meta")
-        source = result = result_dtype(described, None)
-        offset = 0
+        source = result = result_dtype(torch.empty(0, dtype=torch.float32), dtype)
+        described = _described("input", input, source)
     check_one_mask(mask, where)
-    mask = where if mask is None else mask
     check_causal(as_causal(causal), as_dims(dim), described.dim())
+    name, given = ("mask", mask) if where is None else ("where", where)
+    mask = None if given is None else _described(name, given, torch.bool)
+    bias = None if bias is None else _described("bias", bias, source)
+    if mask is not None:
+        check_mask(name, mask, described)
+    if bias is not None:
+        check_bias(bias, described, source)
     masked = mask is not None or bias is not None or bool(causal)
     zero = dead_rows_are_zero(fully_masked, masked)
-    target, name, bandwidth = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target, device_name, bandwidth = _device(_best_device() if device is None else device)
     strides = list(described.stride())
     dense = list(torch.empty_like(described).stride())
     if backward:  # from a gradient and an output that lie as the output does, to a gradient that lies as they do
-        source, result, strides, offset = result, source, dense, 0
+        source, result, strides, offset, bias = result, source, dense, 0, None
     source_name, result_name = (str(one).removeprefix("torch.") for one in (source, result))
+    forced = _C.forced_regime()
     plan = _C.plan(
         log,
         backward,
@@ -225,22 +226,45 @@ def explain(
         as_dims(dim),
         target,
         (offset, 0, 0),
+        regime=forced,
         mask=_layout(mask),
-        bias=_layout(None if backward else bias),
-        bias_dtype=str(bias.dtype if isinstance(bias, Tensor) else source).removeprefix("torch."),
+        bias=_layout(bias),
+        bias_dtype=str(source if bias is None else bias.dtype).removeprefix("torch."),
         scale=as_scale(scale),
         causal=as_causal(causal),
         zero=zero or (backward and (masked or scale != 1)),  # backward tells dead rows by their output
     )
     sources = source.itemsize * (2 if backward else 1)
     moved = math.ceil(described.numel() * sources * _reached(described.shape, as_causal(causal)))
-    moved += described.numel() * result.itemsize + _stored_bytes(mask, 1)
-    moved += 0 if backward else _stored_bytes(bias, source.itemsize)
-    problem = f"{'log_softmax' if log else 'softmax'} {'backward' if backward else 'forward'} " + " → ".join(
-        dict.fromkeys((source_name, result_name))
-    )
+    moved += described.numel() * result.itemsize + _stored_bytes(mask) + _stored_bytes(bias)
     held = plan.items * plan.vector * source.itemsize * (2 if backward else 1)
-    return Explanation(problem, name, plan, math.ceil(held / 4) if target.kind == "cuda" else None, moved, bandwidth)
+    planned = {one.name: getattr(plan, one.name) for one in fields(Explanation) if hasattr(plan, one.name)}
+    if forced and described.numel():
+        planned["why"] = "the environment variable NDSOFTMAX_REGIME forces it"
+    return Explanation(
+        problem=f"{'log_softmax' if log else 'softmax'} {'backward' if backward else 'forward'} "
+        + " → ".join(dict.fromkeys((source_name, result_name))),
+        device=device_name,
+        registers=math.ceil(held / 4) if target.kind == "cuda" else None,
+        bytes=moved,
+        bandwidth=bandwidth,
+        seconds=None if bandwidth is None else moved / (bandwidth * 1e9),
+        **planned,
+    )
+
+
+def _described(name: str, given: object, dtype: torch.dtype) -> Tensor:
+    """A tensor without memory: one that lies as `given` does, or, of a shape, a contiguous one of `dtype`."""
+    if isinstance(given, Tensor):
+        return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
+    try:
+        return torch.empty(tuple(given), dtype=dtype, device="meta")  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be a tensor or a shape, as (8, 1024), but is {given!r}") from None
+
+
+def _best_device() -> str:
+    return "cuda" if _C.HAS_CUDA and torch.cuda.is_available() else "cpu"
 
 
 def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:
@@ -258,31 +282,26 @@ def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return _C.device("cpu", 0, threads), f"CPU ({_C.build_info()['cpu_capability']}, {threads} threads)", None
-    if device.type == "cuda" and torch.cuda.is_available():
+    if device.type == "cuda" and _best_device() == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         found = torch.cuda.get_device_properties(index)
         clock, width = (getattr(found, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
         bandwidth = 2 * clock * width / 8 / 1e6  # of kHz and bits, two words a clock; 0 where torch does not say
         return _C.device("cuda", index), found.name, bandwidth or None
-    known = ", ".join(["cpu", *(["cuda"] if torch.cuda.is_available() else []), *_NAMED])
+    known = ", ".join(["cpu", *(["cuda"] if _best_device() == "cuda" else []), *_NAMED])
     raise ValueError(f"device is {asked!r}; here it may be {known}")
 
 
-def _layout(tensor: Tensor | Sequence[int] | None) -> tuple[list[int], list[int]] | None:
-    """The sizes and strides of a tensor, or of a contiguous one of this shape."""
-    if tensor is None:
-        return None
-    described = tensor if isinstance(tensor, Tensor) else torch.empty(tuple(tensor), device="meta")
-    return list(described.shape), list(described.stride())
+def _layout(tensor: Tensor | None) -> tuple[list[int], list[int]] | None:
+    return None if tensor is None else (list(tensor.shape), list(tensor.stride()))
 
 
-def _stored_bytes(tensor: Tensor | Sequence[int] | None, itemsize: int) -> int:
+def _stored_bytes(tensor: Tensor | None) -> int:
     """The bytes of a tensor, each of those that are repeated once."""
     if tensor is None:
         return 0
-    sizes, strides = _layout(tensor) or ([], [])
-    stored = math.prod(size for size, stride in zip(sizes, strides, strict=True) if stride != 0)
-    return stored * (tensor.element_size() if isinstance(tensor, Tensor) else itemsize)
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size for size, stride in sizes if stride != 0) * tensor.element_size()
 
 
 def _reached(shape: Sequence[int], causal: str) -> float:
@@ -296,6 +315,10 @@ def _reached(shape: Sequence[int], causal: str) -> float:
     partly = max(last - first, 0)
     reached = partly * (first + last - 1 + 2 * diagonal + 2) / 2 + max(rows - max(last, 0), 0) * columns
     return reached / max(rows * columns, 1)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _size(count: int) -> str:

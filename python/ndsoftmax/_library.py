@@ -270,7 +270,7 @@ def _autocast_forward(log: bool, input: Tensor, dim: Dims, dtype: torch.dtype | 
 # ---- registration
 
 # (a build with CUDA kernels also works beside a torch without CUDA)
-DEVICES = ("CPU", "CUDA") if _C.build_info()["cuda"] and torch.version.cuda is not None else ("CPU",)
+DEVICES = ("CPU", "CUDA") if _C.HAS_CUDA and torch.version.cuda is not None else ("CPU",)
 
 for _log, _name in ((False, "softmax"), (True, "log_softmax")):
     for _device in DEVICES:

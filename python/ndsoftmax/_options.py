@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable, Collection
+import math
+import sys
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-import ndsoftmax
+from ndsoftmax import _C
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
@@ -22,8 +24,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+def joined(arguments: Sequence[str]) -> list[str]:
+    """Values such as -1,0 and -1e-3 behind their option: alone, argparse takes them for options of their own."""
+    result: list[str] = []
+    for one in arguments:
+        if result and result[-1].startswith("--") and one[:1] == "-" and one[1:2].isdigit():
+            result[-1] += f"={one}"
+        else:
+            result.append(one)
+    return result
+
+
 def best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() and ndsoftmax.build_info()["cuda"] else "cpu")
+    return torch.device("cuda" if torch.cuda.is_available() and _C.HAS_CUDA else "cpu")
 
 
 def device(name: str) -> torch.device:
@@ -34,7 +47,7 @@ def device(name: str) -> torch.device:
     if found.type not in ("cpu", "cuda"):
         raise argparse.ArgumentTypeError(f"{name!r} is neither cpu nor cuda")
     if found.type == "cuda":
-        if not ndsoftmax.build_info()["cuda"]:
+        if not _C.HAS_CUDA:
             raise argparse.ArgumentTypeError(f"{name!r}: ndsoftmax was built without CUDA")
         if (found.index or 0) >= torch.cuda.device_count():
             raise argparse.ArgumentTypeError(f"{name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
@@ -55,6 +68,16 @@ def dims(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a dim, as -1, or several, as 0,2") from None
 
 
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds, as 60 or 0.5")
+    return number
+
+
 def words(known: Collection[str]) -> Callable[[str], list[str]]:
     """Converts known words with commas between them."""
 
@@ -71,7 +94,7 @@ def output(text: str) -> Path:
     """A file that can be written; it is left as it is."""
     path = Path(text)
     try:
-        existed = path.exists()
+        existed = path.exists() or path.is_symlink()
         path.open("a").close()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot write {text!r}: {error.strerror}") from None
@@ -84,6 +107,17 @@ def figure(text: str) -> Path:
     if Path(text).suffix not in (".png", ".svg"):
         raise argparse.ArgumentTypeError(f"{text!r} ends in neither .png nor .svg")
     return output(text)
+
+
+def terminal() -> bool:
+    """Whether somebody watches stderr; what is written to a file or pipe has no progress in it."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def progress(text: str) -> None:
+    """Replace the line on a terminal."""
+    if terminal():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def require(module: str, extra: str) -> Any:

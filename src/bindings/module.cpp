@@ -401,6 +401,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
              py::arg("input_dtype"), py::arg("log"));
   module.attr("MAX_GROUPS") = kMaxGroups;
+  // what imports need of build_info(), which fails where NDSOFTMAX_CPU_CAPABILITY is wrong
+  module.attr("VERSION") = NDSOFTMAX_VERSION;
+  module.attr("HAS_CUDA") = bool(NDSOFTMAX_WITH_CUDA);
   module.def("build_info", &build_info);
   module.def(
       "device",
@@ -409,6 +412,10 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("type"), py::arg("index") = 0, py::arg("threads") = 1);
 
+  module.def("forced_regime", [] {
+    const std::optional<Regime> forced = forced_regime();
+    return forced ? name_of(*forced) : nullptr;
+  });
   module.def(
       "plan",
       [](bool log, bool is_backward, const std::string& source_dtype, const std::string& result_dtype,

@@ -13,13 +13,6 @@
 namespace ndsoftmax {
 namespace {
 
-// The environment variable NDSOFTMAX_REGIME forces a regime, for tests and measurements.
-std::optional<Regime> forced_regime() {
-  const char* name = std::getenv("NDSOFTMAX_REGIME");
-  if (name == nullptr || *name == '\0') return std::nullopt;
-  return regime_from(name, "NDSOFTMAX_REGIME");
-}
-
 const void* data_of(const TensorView* tensor) { return tensor ? tensor->data : nullptr; }
 
 #if !NDSOFTMAX_WITH_CUDA
@@ -53,6 +46,12 @@ const Device& cuda_device([[maybe_unused]] int index) {
 #else
   no_cuda();
 #endif
+}
+
+std::optional<Regime> forced_regime() {
+  const char* name = std::getenv("NDSOFTMAX_REGIME");
+  if (name == nullptr || *name == '\0') return std::nullopt;
+  return regime_from(name, "NDSOFTMAX_REGIME");
 }
 
 void host_softmax(Operation operation, const TensorView& input, const TensorView& output,

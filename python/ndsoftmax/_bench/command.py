@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -39,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shapes", nargs="*", type=_options.shape, metavar="SHAPE", help="sizes: 8x16x1024x1024")
     suites = (*SUITES, "ladder")
     parser.add_argument("--dim", type=_options.dims, default=(-1,), help="of these shapes: -1, or 0,2 (default: -1)")
-    parser.add_argument("--device", type=_options.device, default=argparse.SUPPRESS, help="cpu, cuda or cuda:1")
+    parser.add_argument("--device", type=_options.device, help="cpu, cuda or cuda:1")
     parser.add_argument("--suite", type=_options.words(suites), help=f"shapes that are known: {', '.join(suites)}")
     peers = [name for name in PROVIDERS if name != "ndsoftmax"]
     parser.add_argument("--peers", type=_options.words(peers), default=["torch"], help=", ".join(peers))
     parser.add_argument("--dtype", type=_options.words(DTYPES), help=f"{', '.join(DTYPES)} (default: the first two)")
     parser.add_argument("--backward", action="store_true", help="the gradient instead of the result")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no further shape after so long")
+    parser.add_argument("--seconds", type=_options.seconds, help="start no further shape after so long")
     parser.add_argument("--csv", type=_options.output, metavar="FILE", help="write the measurements to it")
     parser.add_argument("--json", type=_options.output, metavar="FILE", help="write the measurements to it")
     parser.add_argument("--plot", type=_options.figure, metavar="FILE", help="draw them: file.png or file.svg")
@@ -73,25 +74,28 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     providers = _installed(["ndsoftmax", *options.peers])
     cases = [(dtype, _cases(options, dtype)) for dtype in options.dtype or ("float32", "bfloat16")]
-    climbs = ladder.climbs(options.device) if "ladder" in options.suite else []
+    climbs = _climbs(options)
     title = f"{header(options.device)}, {'backward' if options.backward else 'forward'}"
     print(f"{title}\n", flush=True)
 
     found, stopped = Found(), None
     try:
         _measure(options, providers, cases, climbs, found)
-    except (KeyboardInterrupt, RuntimeError) as error:
+    except (KeyboardInterrupt, Exception) as error:
         stopped = error
     total = sum(len(of_dtype) for _, of_dtype in cases) + len(climbs)
-    if missing := total - len(found.rows) - len(found.steps):
+    missing = total - len(found.rows) - len(found.steps)
+    if missing and not isinstance(stopped, BrokenPipeError):
         over = "an error ended it" if stopped else f"--seconds {options.seconds:g} were over"
         why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else over
         print(f"{missing} of {total} shapes left out: {why}", file=sys.stderr)
-    if found.rows:
-        print(f"\n{report.summary(found.rows, providers)}")
-    if found.steps:
-        print(f"what each rung changed (on which other)\n{ladder.legend()}")
-    _write(options, found, title)
+    try:
+        if found.rows:
+            print(f"\n{report.summary(found.rows, providers)}")
+        if found.steps:
+            print(f"what each rung changed (on which other)\n{ladder.legend()}")
+    finally:  # also where the reader of the table has left
+        _write(options, found, title)
     if stopped:
         raise stopped
     failed = any(row.seconds.get("ndsoftmax", 0) is None for row in found.all_rows)
@@ -106,7 +110,7 @@ def _measure(
     found: Found,
 ) -> None:
     """Print what is found as it is found."""
-    deadline = time.monotonic() + options.seconds
+    deadline = time.monotonic() + (options.seconds or math.inf)
     width = max(map(len, ["shape", *(str(case) for _, of_dtype in cases for case in of_dtype)]))
     steps = sum(len(of_dtype) for _, of_dtype in cases) + len(climbs) + options.roofline
     with _progress(steps) as step:
@@ -118,13 +122,13 @@ def _measure(
         for dtype, of_dtype in cases:
             pool = Pool(options.device, DTYPES[dtype], of_dtype, 2 if options.backward else 1)
             for case in of_dtype:
-                if time.monotonic() > deadline:
+                if found.all_rows and time.monotonic() > deadline:
                     return
                 step(f"{case} {dtype}")
                 found.rows.append(measure(case, "backward" if options.backward else "forward", providers, pool))
                 print(report.line(found.rows[-1], width), flush=True)
         for what, climb in climbs:
-            if time.monotonic() > deadline:
+            if found.all_rows and time.monotonic() > deadline:
                 return
             step(what)
             found.steps.append(climb())
@@ -157,7 +161,7 @@ def _check(options: argparse.Namespace) -> None:
     for shape in options.shapes:
         if 0 in shape:
             raise ValueError(f"{'x'.join(map(str, shape))} has no elements")
-        ndsoftmax.explain(shape, options.dim, device="cpu")  # raises where dim is out of range
+        ndsoftmax.explain(shape, options.dim, device=options.device)  # raises where dim is out of range
     if options.backward and "ladder" in options.suite:
         raise ValueError("--backward: the suite ladder is forward alone")
     if options.roofline and options.backward:
@@ -166,8 +170,9 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--roofline needs a file: --plot roofline.png")
     if options.plot:
         _options.require("matplotlib", "bench")
-    if sys.stderr.isatty():
-        _options.require("rich.progress", "cli")
+    outputs = [path.resolve() for path in (options.csv, options.json, options.plot) if path]
+    if twice := [str(path) for path in outputs if outputs.count(path) > 1]:
+        raise ValueError(f"--csv, --json and --plot need a file each, but two of them name {twice[0]!r}")
     if options.device.type == "cuda":
         if options.device.index is not None:
             torch.cuda.set_device(options.device)
@@ -188,6 +193,16 @@ def _cases(options: argparse.Namespace, dtype_name: str) -> list[Case]:
     return cases
 
 
+def _climbs(options: argparse.Namespace) -> list[tuple[str, Callable[[], ladder.Step]]]:
+    if "ladder" not in options.suite:
+        return []
+    _options.progress("compiling the kernels of the ladder")
+    try:
+        return ladder.climbs(options.device)
+    finally:
+        _options.progress("")
+
+
 def _installed(providers: Sequence[str]) -> list[str]:
     found = []
     for name in dict.fromkeys(providers):
@@ -203,16 +218,24 @@ def _installed(providers: Sequence[str]) -> list[str]:
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
     """Yields what to call before each of `total` steps, with its name. Draws on a terminal only."""
-    if not sys.stderr.isatty():
+    bar = _bar() if _options.terminal() else None
+    if bar is None:
         yield lambda name: None
         return
-    console = _options.require("rich.console", "cli").Console(stderr=True)
-    with _options.require("rich.progress", "cli").Progress(
-        console=console, transient=True, redirect_stdout=sys.stdout.isatty()
-    ) as progress:
-        task = progress.add_task("", total=total + 1)
+    with bar:
+        task = bar.add_task("", total=total + 1)
+        yield lambda name: bar.update(task, advance=1, description=name)
 
-        def step(name: str) -> None:
-            progress.update(task, advance=1, description=name)
 
-        yield step
+def _bar() -> Any:
+    """A bar below the lines that are printed meanwhile; without rich None, and a word on what to install."""
+    try:
+        console, progress = (_options.require(f"rich.{part}", "cli") for part in ("console", "progress"))
+    except RuntimeError as error:
+        print(f"a progress bar {error}", file=sys.stderr)
+        return None
+    return progress.Progress(
+        console=console.Console(stderr=True, soft_wrap=True),
+        transient=True,
+        redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+    )

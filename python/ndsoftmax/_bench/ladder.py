@@ -225,7 +225,7 @@ def table(step: Step, steps: Sequence[Step]) -> str:
 def _line(step: Step, name: str, steps: Sequence[Step]) -> str:
     seconds = step.row.seconds[name]
     if seconds is None:
-        return f"{name:<14}{'-':>9}"
+        return f"{name:<14}{'-':>9}  FAILED"
     found, gained = step.checks[name], step.gained(name, steps)
     times = "" if gained is None else f"{gained[0]:.2f} × {gained[1]}"
     values = " ".join(f"{value:.8f}" for value in found.first)
@@ -255,4 +255,9 @@ def as_dicts(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def any_wrong(steps: Sequence[Step]) -> bool:
-    return any(found.wrong(name, DTYPES[step.row.dtype]) for step in steps for name, found in step.checks.items())
+    """Whether a rung failed, or is not what it claims."""
+    return any(
+        seconds is None or step.checks[name].wrong(name, DTYPES[step.row.dtype])
+        for step in steps
+        for name, seconds in step.row.seconds.items()
+    )

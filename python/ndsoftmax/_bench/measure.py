@@ -11,7 +11,6 @@ replays counts. On a CPU the implementations take turns, and the median of 7 tur
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import subprocess
@@ -104,9 +103,11 @@ def measure(case: Case, direction: str, providers: Sequence[str], pool: Pool) ->
     arguments: dict[str, Any] = fused(case, x.dtype, x.device)
     launches = {name: _launch(name, direction, tensors, case.dim, arguments) for name in providers}
     copy, seconds = timed(launches, [x for x, *_ in tensors])
-    explain = functools.partial(ndsoftmax.explain, x, case.dim, backward=direction == "backward")
-    kernel = explain(**arguments).regime
-    counted = explain(**{name: value for name, value in arguments.items() if name != "causal"}).bytes
+    backward = direction == "backward"
+    beside = sum(value.nbytes for value in arguments.values() if isinstance(value, Tensor))
+    counted = x.nbytes * (3 if backward else 2) + (0 if backward and "bias" in arguments else beside)
+    works = seconds.get("ndsoftmax") is not None  # or NDSOFTMAX_REGIME forces what there is no plan for
+    kernel = ndsoftmax.explain(x, case.dim, backward=backward, **arguments).regime if works else ""
     return Row(case, str(x.dtype).removeprefix("torch."), direction, copy, counted, seconds, kernel)
 
 
