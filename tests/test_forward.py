@@ -86,3 +86,27 @@ def test_dim_defaults_to_the_last_and_a_list_is_a_tuple(device: str) -> None:
     assert torch.equal(ndsoftmax.softmax(x), ndsoftmax.softmax(x, 2))
     assert torch.equal(ndsoftmax.log_softmax(x), ndsoftmax.log_softmax(x, 2))
     assert torch.equal(ndsoftmax.softmax(x, [0, 2]), ndsoftmax.softmax(x, (-1, 0)))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_arguments_by_place_and_by_name(device: str, log: bool) -> None:
+    x = numbers(12, 0, torch.float16, device).view(3, 4)
+    expected = (torch.log_softmax if log else torch.softmax)(x, 0, torch.float32)
+    for places, names in [
+        ((x, 0, torch.float32), {}),
+        ((x, 0), {"dtype": torch.float32}),
+        ((x,), {"dim": 0, "dtype": torch.float32}),
+        ((x,), {"dtype": torch.float32, "dim": 0, "out": None}),
+        ((), {"dtype": torch.float32, "dim": 0, "input": x}),
+    ]:
+        torch.testing.assert_close(SOFTMAX[log](*places, **names), expected)
+    for places, names in [
+        ((), {}),
+        ((), {"dim": 0}),
+        ((x, 0), {"dim": 0}),
+        ((x, 0, None), {"dtype": None}),
+        ((x, 0, None, None), {}),
+        ((x,), {"dims": 0}),
+    ]:
+        with pytest.raises(TypeError, match=r"softmax\(\)"):
+            SOFTMAX[log](*places, **names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -100,21 +99,9 @@ def keep_forward_mode() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Modes:
-    """Whether gradients and forward mode are on where an operator is called."""
-
-    grad: bool = field(default_factory=torch.is_grad_enabled)
-    forward: bool = field(default_factory=torch._C._is_fwd_grad_enabled)
-
-
-def below_autograd(modes: Modes, operator: Operator, *arguments: Any) -> Tensor:
-    """Go on with an operator from inside its autograd kernel, in the caller's modes."""
-    with (
-        forward_ad._set_fwd_grad_enabled(modes.forward),
-        torch.set_grad_enabled(modes.grad),
-        torch._C._AutoDispatchBelowAutograd(),
-    ):
+def below_autograd(operator: Operator, *arguments: Any) -> Tensor:
+    """Go on with an operator from its autograd kernel."""
+    with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
 
 
@@ -128,19 +115,13 @@ def summed(tensor: Tensor, dims: Dims) -> Tensor:
 
 
 class Normalize(torch.autograd.Function):
-    """softmax and log_softmax, differentiable; without modes, as from a plain call, straight to the kernel."""
+    """Records what softmax and log_softmax have computed. The output comes in a tuple: it is no input."""
 
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, dims: Dims, dtype: torch.dtype | None, log: bool, modes: Modes | None
-    ) -> Tensor:
-        if modes is None:
-            output = _C.run_forward(input, dims, dtype, log)
-        else:
-            output = below_autograd(modes, FORWARD[log], input, dims, dtype)
+    def forward(ctx: Any, input: Tensor, computed: tuple[Tensor, Dims, torch.dtype | None, bool]) -> Tensor:
+        output, ctx.dims, ctx.input_dtype, ctx.log = computed
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
-        ctx.dims, ctx.input_dtype, ctx.log = dims, input.dtype, log
         return output
 
     @staticmethod
@@ -151,7 +132,7 @@ class Normalize(torch.autograd.Function):
             grad_input = _C.plain_backward(grad, output, ctx.dims, ctx.input_dtype, ctx.log)
         if grad_input is None:
             grad_input = BACKWARD[ctx.log](grad, output, ctx.dims, ctx.input_dtype)
-        return grad_input, None, None, None, None
+        return grad_input, None
 
     @staticmethod
     @keep_forward_mode()
@@ -163,6 +144,16 @@ class Normalize(torch.autograd.Function):
         return BACKWARD[False](tangent, output, ctx.dims)  # the Jacobian of softmax is symmetric
 
 
+class PlainNormalize(Normalize):
+    """The same for plain calls, which take no tangents."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, computed: tuple[Tensor, Dims, torch.dtype | None, bool]) -> Tensor:
+        output, ctx.dims, ctx.input_dtype, ctx.log = computed
+        ctx.save_for_backward(output)
+        return output
+
+
 class NormalizeGradient(torch.autograd.Function):
     """Gradients of softmax and log_softmax, themselves differentiable.
 
@@ -171,18 +162,12 @@ class NormalizeGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        grad: Tensor,
-        output: Tensor,
-        dims: Dims,
-        input_dtype: torch.dtype | None,
-        log: bool,
-        modes: Modes,
+        ctx: Any, grad: Tensor, output: Tensor, computed: tuple[Tensor, Dims, torch.dtype | None, bool]
     ) -> Tensor:
+        grad_input, ctx.dims, ctx.input_dtype, ctx.log = computed
         ctx.save_for_backward(grad, output)
         ctx.save_for_forward(grad, output)
-        ctx.dims, ctx.input_dtype, ctx.log = dims, input_dtype, log
-        return below_autograd(modes, BACKWARD[log], grad, output, dims, input_dtype)
+        return grad_input
 
     @staticmethod
     def backward(ctx: Any, grad_input_grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -195,7 +180,7 @@ class NormalizeGradient(torch.autograd.Function):
         else:
             grad_grad = BACKWARD[False](v, output, ctx.dims)
             output_grad = v * (grad - total(grad * output)) - grad * total(v * output)
-        return grad_grad, output_grad, None, None, None, None
+        return grad_grad, output_grad, None
 
     @staticmethod
     @keep_forward_mode()
@@ -219,22 +204,23 @@ def apply_of(function: type[torch.autograd.Function]) -> Operator:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
-normalize = apply_of(Normalize)
+_normalize = apply_of(Normalize)
+record_plain = apply_of(PlainNormalize)
 _normalize_gradient = apply_of(NormalizeGradient)
 
 
 def _autograd_forward(log: bool, input: Tensor, dim: Dims, dtype: torch.dtype | None = None) -> Tensor:
-    modes = Modes()
+    output = below_autograd(FORWARD[log], input, dim, dtype)
     with enable_single_level_autograd_function():
-        return normalize(input, dim, dtype, log, modes)
+        return _normalize(input, (output, tuple(dim), input.dtype, log))
 
 
 def _autograd_backward(
     log: bool, grad_output: Tensor, output: Tensor, dim: Dims, input_dtype: torch.dtype | None = None
 ) -> Tensor:
-    modes = Modes()
+    grad_input = below_autograd(BACKWARD[log], grad_output, output, dim, input_dtype)
     with enable_single_level_autograd_function():
-        return _normalize_gradient(grad_output, output, dim, input_dtype, log, modes)
+        return _normalize_gradient(grad_output, output, (grad_input, dim, input_dtype, log))
 
 
 # ---- torch.vmap

@@ -29,7 +29,6 @@ from ndsoftmax._arguments import (
 from ndsoftmax._library import (
     DEVICES,
     Dims,
-    Modes,
     Operator,
     apply_of,
     below_autograd,
@@ -227,20 +226,12 @@ class MaskedNormalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        input: Tensor,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        dims: Dims,
-        dtype: torch.dtype | None,
-        options: Options,
-        log: bool,
-        modes: Modes,
+        ctx: Any, input: Tensor, mask: Tensor | None, bias: Tensor | None, computed: tuple[Tensor, Dims, Options, bool]
     ) -> Tensor:
-        output = below_autograd(modes, FORWARD[log], input, mask, bias, dims, dtype, *options)
+        output, ctx.dims, ctx.options, ctx.log = computed
         ctx.save_for_backward(output, mask)
         ctx.save_for_forward(output, mask)
-        ctx.dims, ctx.input_dtype, ctx.log, ctx.options = dims, input.dtype, log, options
+        ctx.input_dtype = input.dtype
         ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         return output
 
@@ -257,7 +248,7 @@ class MaskedNormalize(torch.autograd.Function):
             grad_bias = grad_sum.sum_to_size(shape).to(dtype)
             if ctx.needs_input_grad[0]:
                 grad_input = (grad_sum * scale).to(ctx.input_dtype) if scale != 1 else grad_sum.to(ctx.input_dtype)
-        return grad_input, None, grad_bias, None, None, None, None, None
+        return grad_input, None, grad_bias, None
 
     @staticmethod
     @keep_forward_mode()
@@ -285,16 +276,12 @@ class MaskedNormalizeGradient(torch.autograd.Function):
         grad: Tensor,
         output: Tensor,
         mask: Tensor | None,
-        dims: Dims,
-        input_dtype: torch.dtype | None,
-        options: Options,
-        log: bool,
-        modes: Modes,
+        computed: tuple[Tensor, Dims, torch.dtype | None, Options, bool],
     ) -> Tensor:
+        grad_input, ctx.dims, ctx.input_dtype, ctx.options, ctx.log = computed
         ctx.save_for_backward(grad, output, mask)
         ctx.save_for_forward(grad, output, mask)
-        ctx.dims, ctx.input_dtype, ctx.log, ctx.options = dims, input_dtype, log, options
-        return below_autograd(modes, BACKWARD[log], grad, output, mask, dims, input_dtype, *options[:3])
+        return grad_input
 
     @staticmethod
     def backward(ctx: Any, grad_input_grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -310,7 +297,7 @@ class MaskedNormalizeGradient(torch.autograd.Function):
             y = torch.where(living, output, 0)
             grad_grad = y * (v - total(v * y))
             output_grad = v * (grad - total(grad * y)) - grad * total(v * y)
-        return grad_grad, output_grad, None, None, None, None, None, None
+        return grad_grad, output_grad, None, None
 
     @staticmethod
     @keep_forward_mode()
@@ -349,9 +336,9 @@ def _autograd_forward(
     dtype: torch.dtype | None = None,
     *options: Any,
 ) -> Tensor:
-    modes = Modes()
+    output = below_autograd(FORWARD[log], input, mask, bias, dim, dtype, *options)
     with enable_single_level_autograd_function():
-        return _masked_normalize(input, mask, bias, dim, dtype, Options(*options), log, modes)
+        return _masked_normalize(input, mask, bias, (output, dim, Options(*options), log))
 
 
 def _autograd_backward(
@@ -363,9 +350,11 @@ def _autograd_backward(
     input_dtype: torch.dtype | None = None,
     *options: Any,
 ) -> Tensor:
-    modes = Modes()
+    grad_input = below_autograd(BACKWARD[log], grad_output, output, mask, dim, input_dtype, *options)
     with enable_single_level_autograd_function():
-        return _masked_normalize_gradient(grad_output, output, mask, dim, input_dtype, Options(*options), log, modes)
+        return _masked_normalize_gradient(
+            grad_output, output, mask, (grad_input, dim, input_dtype, Options(*options), log)
+        )
 
 
 # ---- torch.vmap

@@ -1,17 +1,20 @@
 """softmax and log_softmax as users call them: the short path for plain calls, the operators for all others."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ndsoftmax import _C, _masked
 from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype, wrap_dims
 from ndsoftmax._arrays import as_tensor, is_array, like_array
-from ndsoftmax._library import FORWARD, normalize
+from ndsoftmax._C import plain_forward
+from ndsoftmax._library import FORWARD, record_plain
 from ndsoftmax._masked import Causal, FullyMasked, Masking, as_masking
 
 Dim = int | Sequence[int]
@@ -104,10 +107,12 @@ def softmax(
             [0.5000, 0.5000]])
     """
     if mask is None and where is None and bias is None and scale is _ONE and causal is False and fully_masked is None:
-        result: Tensor = _plain(False, input, dim, dtype, out)
-    else:
-        result = _fused(False, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
-    return result
+        if out is None and not is_dynamo_compiling():
+            result = plain_forward(input, dim, dtype, False, record_plain)
+            if result is not None:
+                return result
+        return _long_way(False, input, dim, dtype, {}, out)
+    return _fused(False, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
 
 
 def log_softmax(
@@ -133,10 +138,12 @@ def log_softmax(
     tensor([-0.6931, -0.6931,    -inf])
     """
     if mask is None and where is None and bias is None and scale is _ONE and causal is False and fully_masked is None:
-        result: Tensor = _plain(True, input, dim, dtype, out)
-    else:
-        result = _fused(True, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
-    return result
+        if out is None and not is_dynamo_compiling():
+            result = plain_forward(input, dim, dtype, True, record_plain)
+            if result is not None:
+                return result
+        return _long_way(True, input, dim, dtype, {}, out)
+    return _fused(True, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
 
 
 def masked_softmax(
@@ -187,15 +194,6 @@ def masked_log_softmax(
     )
 
 
-def _plain(log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, out: Tensor | None) -> Any:
-    """A call without anything that may be fused."""
-    if out is None and not torch.compiler.is_dynamo_compiling():
-        result = _C.plain_forward(input, dim, dtype, log, normalize)
-        if result is not None:
-            return result
-    return _long_way(log, input, dim, dtype, {}, out)
-
-
 def _fused(
     log: bool,
     input: Any,
@@ -208,7 +206,7 @@ def _fused(
     causal: Any,
     fully_masked: Any,
     out: Tensor | None,
-) -> Any:
+) -> Tensor:
     fused = {
         "mask": mask,
         "where": where,
@@ -222,17 +220,23 @@ def _fused(
 
 def _long_way(
     log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, fused: dict[str, Any], out: Tensor | None
-) -> Any:
+) -> Tensor:
     """`fused` is empty for a plain call."""
+    function = log_softmax if log else softmax
     tensors = (input, fused.get("mask"), fused.get("where"), fused.get("bias"), out)
     if has_torch_function(tensors):
-        return handle_torch_function(log_softmax if log else softmax, tensors, input, dim, dtype, **fused, out=out)
-    if is_array(input):
-        tensor = as_tensor(input)
-        if not fused:
-            return like_array(_plain(log, tensor, dim, dtype, out), input)
+        result: Tensor = handle_torch_function(function, tensors, input, dim, dtype, **fused, out=out)
+    elif is_array(input):
         fused = {name: as_tensor(value) if is_array(value) else value for name, value in fused.items()}
-        return like_array(_long_way(log, tensor, dim, dtype, fused, out), input)
+        result = like_array(function(as_tensor(input), dim, dtype, **fused, out=out), input)
+    else:
+        result = _checked(log, input, dim, dtype, fused, out)
+    return result
+
+
+def _checked(
+    log: bool, input: Tensor, dim: Dim, dtype: torch.dtype | None, fused: dict[str, Any], out: Tensor | None
+) -> Tensor:
     dims = as_dims(dim)
     if isinstance(input, Tensor) and (input.is_nested or is_traceable_wrapper_subclass(input)):
         if fused:
@@ -244,7 +248,7 @@ def _long_way(
     masking = as_masking(input, dims, computed_dtype, **fused) if fused else None
     if out is not None:
         check_out(out, input, output_dtype, None if masking is None else masking.bias)
-    plain = not torch.compiler.is_dynamo_compiling() and _are_plain(input, out, masking)
+    plain = not is_dynamo_compiling() and _are_plain(input, out, masking)
     if plain and out is not None:
         check_memory(out, input, *([] if masking is None else masking[:2]))
     if input.dtype != computed_dtype:
@@ -253,7 +257,7 @@ def _long_way(
             masking = masking._replace(bias=masking.bias.to(computed_dtype))
     if out is not None and plain and out.dim() <= _C.MAX_GROUPS:
         return _into(out, log, input, dims, masking)
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         wrap_dims(dims, input.dim())  # what an operator raises, Dynamo may wrap
     result = _result(plain, log, input, dims, dtype, masking)
     return result if out is None else out.copy_(result)
@@ -295,5 +299,8 @@ def _torchs(log: bool, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype 
     function = torch.log_softmax if log else torch.softmax
     return function(input, dims[0], dtype) if out is None else function(input, dims[0], dtype, out=out)
 
+
+if sys.version_info >= (3, 12):
+    _C.answer_for(softmax, log_softmax, record_plain)
 
 __all__ = ["log_softmax", "masked_log_softmax", "masked_softmax", "softmax"]

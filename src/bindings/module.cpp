@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -143,8 +144,18 @@ Device device_of(const DLDevice& device, int threads) {
                            std::string(NDSOFTMAX_WITH_CUDA ? " and CUDA" : "") + " only");
 }
 
+// On the CPU, this many elements take no longer than it takes to give the GIL away and to take it back.
+constexpr std::int64_t kInstant = 1024;
+
+bool is_instant(const DLTensor& source) {
+  std::int64_t elements = 1;
+  for (int d = 0; d < source.ndim && elements <= kInstant; ++d) elements *= source.shape[d];
+  return source.device.device_type == kDLCPU && elements <= kInstant;
+}
+
 template <typename Call>
-void execute(py::handle like, const DLDevice& device, int threads, const Call& call) {
+void execute(py::handle like, const DLTensor& source, int threads, const Call& call) {
+  const DLDevice device = source.device;
   Workspace workspace{like, {}};
   Execution execution;
   execution.device = device_of(device, threads);
@@ -153,7 +164,8 @@ void execute(py::handle like, const DLDevice& device, int threads, const Call& c
   if (device.device_type != kDLCPU &&
       exchange().current_work_stream(device.device_type, device.device_id, &execution.stream) != 0)
     throw py::error_already_set();
-  const py::gil_scoped_release no_gil;
+  std::optional<py::gil_scoped_release> no_gil;
+  if (!is_instant(source)) no_gil.emplace();
   call(execution);
 }
 
@@ -161,18 +173,18 @@ Operation operation_of(bool log) { return log ? Operation::log_softmax : Operati
 
 using Dims = std::vector<std::int64_t>;
 
-void forward(const Borrowed& from, py::handle output, const Dims& dims, bool log, int threads,
+void forward(const Borrowed& from, py::handle output, std::span<const std::int64_t> dims, bool log, int threads,
              const Fusion& fusion = {}) {
   const Borrowed to(output);
-  execute(output, from.raw.device, threads, [&](const Execution& execution) {
+  execute(output, from.raw, threads, [&](const Execution& execution) {
     host_softmax(operation_of(log), from.view, to.view, dims, execution, fusion);
   });
 }
 
-void backward(py::handle grad_output, py::handle output, py::handle grad_input, const Dims& dims, bool log, int threads,
-              const Fusion& fusion = {}) {
-  const Borrowed grad(grad_output), from(output), to(grad_input);
-  execute(grad_input, from.raw.device, threads, [&](const Execution& execution) {
+void backward(const Borrowed& grad, const Borrowed& from, py::handle grad_input, std::span<const std::int64_t> dims,
+              bool log, int threads, const Fusion& fusion = {}) {
+  const Borrowed to(grad_input);
+  execute(grad_input, from.raw, threads, [&](const Execution& execution) {
     host_softmax_backward(operation_of(log), grad.view, from.view, to.view, dims, execution, fusion);
   });
 }
@@ -181,52 +193,127 @@ void backward(py::handle grad_output, py::handle output, py::handle grad_input, 
 // A plain call needs nothing of torch's dispatcher. None says that a call is not plain, or may be wrong: the caller
 // then goes the long way, where errors are worded.
 
+// The tensor as it lies in memory, where that is all there is to it. (What is_ordinary() does not know, as tensors of a
+// library's own layout, torch refuses to exchange; that takes it a millisecond.) Zero tensors have null.
+std::optional<DLTensor> ordinary(py::handle tensor) {
+  const Torch& torch = Torch::get();
+  if (!torch.is_ordinary(tensor)) return std::nullopt;
+  DLTensor raw;
+  if (exchange().dltensor_from_py_object_no_sync(tensor.ptr(), &raw) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const bool has_kernels =
+      raw.device.device_type == kDLCPU || (NDSOFTMAX_WITH_CUDA && raw.device.device_type == kDLCUDA);
+  if (!has_kernels || (raw.data == nullptr && torch.is_zero(tensor))) return std::nullopt;
+  return raw;
+}
+
 bool are_plain(py::handle a, py::handle b) {
   const Torch& torch = Torch::get();
-  return torch.at_rest() && torch.is_ordinary(a) && torch.is_ordinary(b) && !torch.needs_grad(a) &&
+  return torch.at_rest() && !torch.autocasts() && ordinary(a) && ordinary(b) && !torch.needs_grad(a) &&
          !torch.needs_grad(b);
 }
 
-std::optional<Dims> plain_dims(py::handle dim) {
-  const auto add = [](Dims& dims, py::handle one) {
-    if (!PyLong_CheckExact(one.ptr())) return false;
+// The dims of a plain call: one int, or a few.
+struct PlainDims {
+  std::array<std::int64_t, kMaxGroups> values;
+  std::size_t count = 0;
+
+  std::span<const std::int64_t> get() const { return {values.data(), count}; }
+
+  bool add(py::handle dim) {
+    if (count == values.size() || !PyLong_CheckExact(dim.ptr())) return false;
     int overflow = 0;
-    dims.push_back(PyLong_AsLongLongAndOverflow(one.ptr(), &overflow));
+    values[count++] = PyLong_AsLongLongAndOverflow(dim.ptr(), &overflow);
     return overflow == 0;
-  };
-  Dims dims;
-  if (add(dims, dim)) return dims;
-  if (!PyTuple_CheckExact(dim.ptr()) || py::len(dim) == 0) return std::nullopt;
-  dims.clear();
-  for (const py::handle one : dim)
-    if (!add(dims, one)) return std::nullopt;
-  return dims;
+  }
+};
+
+std::optional<PlainDims> plain_dims(py::handle dim) {
+  PlainDims dims;
+  if (!PyTuple_CheckExact(dim.ptr())) return dims.add(dim) ? std::optional(dims) : std::nullopt;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dim.ptr()); ++i)
+    if (!dims.add(PyTuple_GET_ITEM(dim.ptr(), i))) return std::nullopt;
+  return dims.count > 0 ? std::optional(dims) : std::nullopt;
 }
 
-py::object run_forward(const Borrowed& from, py::handle input, const Dims& dims, py::handle dtype, bool log) {
-  const py::object output = Torch::get().empty_like(input, dtype);
-  forward(from, output, dims, log, Torch::get().threads());
-  return output;
-}
-
-// `differentiable` is called instead of the kernel where the input needs a gradient and the call is plain otherwise.
-py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, bool log, py::handle differentiable) {
+// Where the input needs a gradient, `record` gets the input and what was computed, and returns the output.
+py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, bool log, py::handle record) {
   const Torch& torch = Torch::get();
-  const std::optional<Dims> dims = plain_dims(dim);
-  if (!dims || !torch.at_rest() || !torch.is_ordinary(input)) return py::none();
-  const DLTensor raw = exchanged(input);
-  const std::optional<DType> source = find_dtype(raw.dtype);
-  if (raw.ndim > kMaxGroups || !source || !torch.is_fused(*source, dtype)) return py::none();
-  if (torch.needs_grad(input)) return differentiable(input, *dims, dtype, log, py::none());
-  return run_forward(Borrowed(raw), input, *dims, dtype, log);
+  const std::optional<PlainDims> dims = plain_dims(dim);
+  if (!dims || !torch.at_rest()) return py::none();
+  const std::optional<DLTensor> raw = ordinary(input);
+  if (!raw || raw->ndim > kMaxGroups) return py::none();
+  const std::optional<DType> source = find_dtype(raw->dtype);
+  if (!source || !torch.is_fused(*source, dtype)) return py::none();
+  if (size_of(*source) == 2 && dtype.is_none() && torch.autocasts()) return py::none();  // others it leaves alone
+  const bool recorded = torch.needs_grad(input);
+  if (recorded && torch.transforms()) return py::none();
+  const py::object output = torch.empty_like(input, dtype);
+  forward(Borrowed(*raw), output, dims->get(), log, torch.threads());
+  if (!recorded) return output;
+  const py::tuple tuple = PyLong_CheckExact(dim.ptr()) ? py::make_tuple(dim) : py::reinterpret_borrow<py::tuple>(dim);
+  return record(input, py::make_tuple(output, tuple, torch.dtype(*source), log));
 }
+
+#if PY_VERSION_HEX >= 0x030c0000
+// A frame of the Python function takes a tenth of a tiny call. From Python 3.12 on, C++ may answer for the function:
+// what it cannot answer, the function does. To Dynamo, inspect and all others it is what it was.
+struct Answering {
+  vectorcallfunc python;  // how the function is called otherwise
+  py::tuple names;        // of its parameters: input, dim, dtype, ...
+  py::tuple defaults;     // of dim and dtype
+  py::object record;
+};
+
+template <bool kLog>
+Answering* answering = nullptr;  // of softmax or log_softmax
+
+template <bool kLog>
+PyObject* answer(PyObject* function, PyObject* const* arguments, std::size_t flags, PyObject* keywords) {
+  const Answering& self = *answering<kLog>;
+  const auto python = [&] { return self.python(function, arguments, flags, keywords); };
+  const Py_ssize_t positional = PyVectorcall_NARGS(flags), named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+  if (positional < 1 || positional + named > 3) return python();
+  std::array<PyObject*, 3> given{nullptr, self.defaults[0].ptr(), self.defaults[1].ptr()};
+  std::copy_n(arguments, positional, given.begin());
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    Py_ssize_t at = positional;
+    while (at < 3 && PyTuple_GET_ITEM(self.names.ptr(), at) != PyTuple_GET_ITEM(keywords, i)) ++at;
+    if (at == 3) return python();
+    given[at] = arguments[positional + i];
+  }
+  try {
+    py::object result = plain_forward(given[0], given[1], given[2], kLog, self.record);
+    return result.is_none() ? python() : result.release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  } catch (const std::exception&) {
+    return python();  // where pybind11 translates it
+  }
+}
+
+template <bool kLog>
+void answer_for(py::handle function, const py::object& record) {
+  auto* const object = reinterpret_cast<PyFunctionObject*>(function.ptr());
+  answering<kLog> = new Answering{object->vectorcall, function.attr("__code__").attr("co_varnames"),
+                                  function.attr("__defaults__"), record};
+  PyFunction_SetVectorcall(object, &answer<kLog>);
+}
+#endif
 
 // Dtypes and shapes are those of a forward.
-py::object plain_backward(py::handle grad_output, py::handle output, const Dims& dims, py::handle input_dtype,
-                          bool log) {
-  if (!are_plain(grad_output, output) || exchanged(output).ndim > kMaxGroups) return py::none();
-  const py::object grad_input = Torch::get().empty_like(output, input_dtype);
-  backward(grad_output, output, grad_input, dims, log, Torch::get().threads());
+py::object plain_backward(py::handle grad_output, py::handle output, py::handle dim, py::handle input_dtype, bool log) {
+  const Torch& torch = Torch::get();
+  const std::optional<PlainDims> dims = plain_dims(dim);
+  if (!dims || !torch.at_rest()) return py::none();
+  const std::optional<DLTensor> grad = ordinary(grad_output), from = ordinary(output);
+  // (grad_output needs a gradient only where the output, which leads back to this node, does)
+  if (!grad || !from || from->ndim > kMaxGroups || torch.needs_grad(output)) return py::none();
+  const py::object grad_input = torch.empty_like(output, input_dtype);
+  backward(Borrowed(*grad), Borrowed(*from), grad_input, dims->get(), log, torch.threads());
   return grad_input;
 }
 
@@ -366,7 +453,7 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "backward",
       [](py::handle grad_output, py::handle output, py::handle grad_input, const Dims& dims, bool log, int threads) {
-        backward(grad_output, output, grad_input, dims, log, threads);
+        backward(Borrowed(grad_output), Borrowed(output), grad_input, dims, log, threads);
       },
       py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("dims"), py::arg("log"),
       py::arg("threads"));
@@ -384,20 +471,23 @@ PYBIND11_MODULE(_C, module) {
       [](py::handle grad_output, py::handle output, py::handle grad_input, py::handle mask, const Dims& dims, bool log,
          bool where, double scale, const std::string& causal, int threads) {
         // (rows that became constant are told by their output)
-        backward(grad_output, output, grad_input, dims, log, threads,
+        backward(Borrowed(grad_output), Borrowed(output), grad_input, dims, log, threads,
                  BorrowedFusion(mask, py::none(), where, scale, causal, true).get());
       },
       py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("mask"), py::arg("dims"),
       py::arg("log"), py::arg("where"), py::arg("scale"), py::arg("causal"), py::arg("threads"));
   module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"));
-  module.def(
-      "run_forward",
-      [](py::handle input, const Dims& dims, py::handle dtype, bool log) {
-        return run_forward(Borrowed(input), input, dims, dtype, log);
-      },
-      py::arg("input"), py::arg("dims"), py::arg("dtype"), py::arg("log"));
   module.def("plain_forward", &plain_forward, py::arg("input"), py::arg("dim"), py::arg("dtype"), py::arg("log"),
-             py::arg("differentiable"));
+             py::arg("record"));
+#if PY_VERSION_HEX >= 0x030c0000
+  module.def(
+      "answer_for",
+      [](py::handle softmax, py::handle log_softmax, const py::object& record) {
+        answer_for<false>(softmax, record);
+        answer_for<true>(log_softmax, record);
+      },
+      py::arg("softmax"), py::arg("log_softmax"), py::arg("record"));
+#endif
   module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
              py::arg("input_dtype"), py::arg("log"));
   module.attr("MAX_GROUPS") = kMaxGroups;

@@ -5,7 +5,6 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
-#include <cstdint>
 
 #include "ndsoftmax/types.hpp"
 
@@ -20,30 +19,32 @@ class Torch {
     return torch.call_once_and_store_result([] { return Torch(); }).get_stored();
   }
 
-  // Whether torch's dispatcher would do nothing with a plain tensor but run its kernel and record its gradient: no
-  // torch.func transform, dispatch or function mode, tracing, autocast, forward-mode level or profiler of this thread
-  // is active. (Observers of all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain
-  // calls.)
+  // Whether torch's dispatcher would do nothing with an ordinary tensor but run its kernel: no function mode, tracing,
+  // forward-mode level or profiler of this thread is active. (Observers of all threads, as ExecutionTraceObserver,
+  // cannot be asked for cheaply, and do not see plain calls.)
   bool at_rest() const {
-    return !is_true(functorch_active_) && PyLong_AsLong(call(dispatch_modes_).ptr()) == 0 &&
-           !is_true(function_mode_active_) && call(tracing_state_).is_none() && !is_true(autocast_active_) &&
-           !is_true(profiler_active_) && PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0;
+    return !is_true(function_mode_active_) && !is_true(tracing_) && !is_true(profiler_active_) &&
+           PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0;
   }
 
-  // Whether the tensor is ordinary memory that a kernel can read. Its dispatch keys tell: the negative bit, zero
-  // tensors, meta, sparse, nested, quantized, functional and batched tensors and what a transform left behind all have
-  // one more, or another, than these.
+  // Whether a torch.func transform is at work: then gradients may be recorded at several levels.
+  bool transforms() const { return is_true(functorch_active_); }
+
+  // Whether operators may cast what they are given.
+  bool autocasts() const { return is_true(autocast_active_); }
+
+  // Whether the tensor is nobody's subclass and has memory that holds its elements as they are. Torch's own question
+  // is about meta, sparse, batched and functional tensors, and those that a transform left behind; any tensor is like a
+  // subclass while a dispatch mode is active.
   bool is_ordinary(py::handle tensor) const {
-    if (Py_TYPE(tensor.ptr()) != reinterpret_cast<PyTypeObject*>(tensor_type_.ptr())) return false;
-    const std::uint64_t keys = raw(call(dispatch_keys_, tensor));
-    for (const std::uint64_t ordinary : ordinary_keys_)
-      if (keys == ordinary) return true;
-    return false;
+    return Py_TYPE(tensor.ptr()) == reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()) &&
+           !is_true(is_like_subclass_, tensor) && !has(is_nested_, tensor) && !is_true(is_negative_, tensor);
   }
+
+  bool is_zero(py::handle tensor) const { return is_true(is_zero_, tensor); }
 
   bool needs_grad(py::handle tensor) const {
-    return py::getattr(tensor, requires_grad_name_).is(py::handle(Py_True)) && is_true(grad_enabled_) &&
-           !is_true(inference_mode_);
+    return has(requires_grad_, tensor) && is_true(grad_enabled_) && !is_true(inference_mode_);
   }
 
   // None keeps the dtype of `like`.
@@ -59,6 +60,8 @@ class Torch {
     return size_of(source) == 2 && dtype.is(dtypes_[static_cast<int>(DType::float32)]);
   }
 
+  py::handle dtype(DType dtype) const { return dtypes_[static_cast<int>(dtype)]; }
+
   int threads() const { return static_cast<int>(PyLong_AsLong(call(get_num_threads_).ptr())); }
 
  private:
@@ -72,46 +75,37 @@ class Torch {
   static py::object call(py::handle function, py::handle argument) {
     return checked(PyObject_CallOneArg(function.ptr(), argument.ptr()));
   }
+  // What a property of torch.Tensor, itself an attribute of the class, says of a tensor.
+  static bool has(py::handle property, py::handle tensor) {
+    return checked(Py_TYPE(property.ptr())->tp_descr_get(property.ptr(), tensor.ptr(), nullptr))
+        .is(py::handle(Py_True));
+  }
   static bool is_true(py::handle function) { return call(function).is(py::handle(Py_True)); }
-  std::uint64_t raw(const py::object& keyset) const {
-    return PyLong_AsUnsignedLongLong(checked(PyObject_CallMethodNoArgs(keyset.ptr(), raw_name_.ptr())).ptr());
+  static bool is_true(py::handle function, py::handle argument) {
+    return call(function, argument).is(py::handle(Py_True));
   }
-
-  // Ordinary tensors of one backend, made in inference mode or not.
-  std::array<std::uint64_t, 2> keys_of(const char* backend) const {
-    const auto key = [&](const std::string& name) {
-      return c_.attr("DispatchKeySet")(c_.attr("DispatchKey").attr(name.c_str()));
-    };
-    const py::object inference = key(backend) | key("Autocast" + std::string(backend));
-    const py::object usual = inference | key("ADInplaceOrView") | key("Autograd" + std::string(backend));
-    return {raw(usual), raw(inference)};
-  }
-
   py::module_ torch_ = py::module_::import("torch");
   py::object c_ = torch_.attr("_C");
   py::object tensor_type_ = torch_.attr("Tensor");
+  py::object is_like_subclass_ = c_.attr("_dispatch_isTensorSubclassLike");
+  py::object is_nested_ = tensor_type_.attr("is_nested");
+  py::object is_negative_ = tensor_type_.attr("is_neg");
+  py::object is_zero_ = tensor_type_.attr("_is_zerotensor");
+  py::object requires_grad_ = tensor_type_.attr("requires_grad");
   py::object empty_like_ = torch_.attr("empty_like");
   py::object get_num_threads_ = torch_.attr("get_num_threads");
   py::object grad_enabled_ = torch_.attr("is_grad_enabled");
   py::object inference_mode_ = torch_.attr("is_inference_mode_enabled");
   py::object functorch_active_ = c_.attr("_are_functorch_transforms_active");
-  py::object dispatch_modes_ = c_.attr("_len_torch_dispatch_stack");
   py::object function_mode_active_ = c_.attr("_is_torch_function_mode_enabled");
-  py::object tracing_state_ = c_.attr("_get_tracing_state");
+  py::object tracing_ = c_.attr("_is_tracing");
   py::object autocast_active_ = c_.attr("_is_any_autocast_enabled");
   py::object profiler_active_ = torch_.attr("autograd").attr("_profiler_enabled");
   py::dict forward_level_dict_ = torch_.attr("autograd").attr("forward_ad").attr("__dict__");
-  py::object dispatch_keys_ = c_.attr("_dispatch_keys");
   py::str forward_level_name_ = "_current_level";
-  py::str requires_grad_name_ = "requires_grad";
-  py::str raw_name_ = "raw_repr";
   py::tuple dtype_keyword_ = py::make_tuple("dtype");
   std::array<py::object, 4> dtypes_{torch_.attr("float16"), torch_.attr("bfloat16"), torch_.attr("float32"),
                                     torch_.attr("float64")};
-  std::array<std::uint64_t, 4> ordinary_keys_ = [this] {
-    const auto cpu = keys_of("CPU"), other = keys_of(NDSOFTMAX_WITH_CUDA ? "CUDA" : "CPU");
-    return std::array{cpu[0], cpu[1], other[0], other[1]};
-  }();
 };
 
 }  // namespace ndsoftmax
