@@ -148,5 +148,5 @@ def test_rungs_on_a_gpu(dtype):
     compiled = Kernels(ladder.compiled([10 * major + minor]))
     for dim in ladder.DIMS:
         x = torch.randn(64, dim, device="cuda", dtype=dtype)
-        for name, function in ladder.functions(compiled, dtype, dim).items():
+        for name, function in ladder.functions(compiled, x.device, dtype, dim).items():
             assert not ladder.check(function, x).wrong(name, dtype), name

@@ -59,14 +59,12 @@ __device__ __forceinline__ int cluster_size() {
 // open() and, after await_cluster(), wait(); between them each block sends to all, itself included.
 class ArrivalBarrier {
  public:
-  // `bytes` will arrive. Says to the cluster that this block runs and can be sent to.
-  __device__ __forceinline__ void open(unsigned bytes) {
+  // Says to the cluster that this block runs and can be sent to.
+  __device__ __forceinline__ void open() {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&state_)) : "memory");
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state_)), "r"(bytes)
-                   : "memory");
     }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
@@ -101,9 +99,12 @@ class ArrivalBarrier {
     }
 #endif
   }
-  // Until all bytes have arrived.
-  __device__ __forceinline__ void wait() {
+  // Until `bytes` have arrived, of which some, or all, may have before this is told how many.
+  __device__ __forceinline__ void wait(unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0)
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state_)), "r"(bytes)
+                   : "memory");
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -146,8 +147,8 @@ inline int cluster_size() { return static_cast<int>(::emulator::cluster_size());
 
 class ArrivalBarrier {
  public:
-  void open(unsigned bytes) {
-    if (threadIdx.x == 0) expected_ = bytes, arrived_ = 0;
+  void open() {
+    if (threadIdx.x == 0) arrived_ = 0;
     cooperative_groups::this_cluster().barrier_arrive();
   }
   static void await_cluster() { cooperative_groups::this_cluster().barrier_wait(); }
@@ -156,12 +157,11 @@ class ArrivalBarrier {
     *static_cast<T*>(::emulator::map_to_rank(slot, rank)) = value;
     static_cast<ArrivalBarrier*>(::emulator::map_to_rank(this, rank))->arrived_ += sizeof(T);
   }
-  void wait() {
-    ::emulator::wait_until([&] { return arrived_ == expected_; });
+  void wait(unsigned bytes) {
+    ::emulator::wait_until([&] { return arrived_ == bytes; });
   }
 
  private:
-  unsigned expected_;
   std::atomic<unsigned> arrived_;
 };
 

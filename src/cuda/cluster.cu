@@ -24,7 +24,7 @@ struct ClusterExchange {
 
   __device__ __forceinline__ ClusterExchange(Meeting<State>& meeting, int rank, int blocks)
       : meeting(meeting), rank(rank), blocks(blocks) {
-    meeting.complete.open(blocks * sizeof(State));
+    meeting.complete.open();
   }
 
   template <typename Operation>
@@ -34,7 +34,7 @@ struct ClusterExchange {
     const int thread = threadIdx.x, lane = thread % kWarp;
     ArrivalBarrier::await_cluster();
     if (thread < blocks) meeting.complete.send(block, meeting.states.get() + rank, thread);
-    meeting.complete.wait();
+    meeting.complete.wait(blocks * sizeof(State));
     return Operation::finish(held, Lanes{}.combine(lane < blocks ? meeting.states.get()[lane] : State{}));
   }
 };

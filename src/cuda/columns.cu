@@ -62,7 +62,7 @@ class ColumnsExchange {
         teams_(arguments.along.size >> arguments.log2_lanes),
         columns_(width_ * kVector >> arguments.log2_fold),
         complete_(complete) {
-    if (arguments.cluster.size > 1) complete_.open(columns_ * arguments.cluster.size * sizeof(State));
+    if (arguments.cluster.size > 1) complete_.open();
   }
 
   // Whether a team of lanes has all of its columns.
@@ -96,7 +96,7 @@ class ColumnsExchange {
         for (int rank = part; rank < cluster; rank += parts)
           complete_.send(block, of_blocks + mine * columns_ + i, rank);
       });
-      complete_.wait();
+      complete_.wait(columns_ * cluster * sizeof(State));
       gather(cluster, [&](int i, int rank) { return of_blocks[rank * columns_ + i]; }, give);
     }
     __syncthreads();

@@ -165,36 +165,45 @@ struct Forward {
   // `factor` moves a term from the maximum of its team to that of the row. It is no part of `scale`, because 2^kBias in
   // the sum would make their product underflow before the result does.
   struct Finish {
-    Real max, factor, scale;  // softmax: scale is 1 / sum; log_softmax: the logarithm of the sum
+    // softmax: scale is 1 / sum, or, of float64, where one more rounding would show, sum; log_softmax: the sum's
+    // logarithm
+    Real max, factor, scale;
 
     __device__ __forceinline__ Real operator()(Term term) const {
       if constexpr (kLog)
         return (term - max) - scale;
       else
-        return term * factor * scale;
+        return scaled(term * factor);
     }
     __device__ __forceinline__ Real again(Term x) const {
       if constexpr (kLog)
         return (x - max) - scale;
       else
-        return exponential_for<Result>(x - max, true) * scale;
+        return scaled(exponential_for<Result>(x - max, true));
     }
 
     // Decides what a row gets that has nothing but -inf, or nothing at all: its sum is 0.
     __device__ __forceinline__ void settle(bool dead_rows_are_zero, Real) {
-      if (dead_rows_are_zero && scale == (kLog ? -kInfinity : kInfinity)) max = scale = 0;
+      if (dead_rows_are_zero && scale == kDead) max = 0, scale = !kLog && kDivides ? 1 : 0;
     }
     // An excluded element comes to kExcluded as nothing() does, unless the row has a NaN or +inf: its sum is NaN.
     __device__ __forceinline__ bool taints() const { return scale != scale; }
     __device__ __forceinline__ static bool clears(bool included) { return !included; }
+
+   private:
+    __device__ __forceinline__ Real scaled(Real x) const { return kDivides ? x / scale : x * scale; }
   };
+  static constexpr bool kDivides = sizeof(Real) == 8;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   static constexpr Real kExcluded = kLog ? -kInfinity : 0;
+  static constexpr Real kDead = kLog ? -kInfinity : kDivides ? 0 : kInfinity;  // the scale of a row whose sum is 0
 
   // Where the team is the row, or again() will be asked.
   __device__ __forceinline__ static Finish finish(const State& row) {
     if constexpr (kLog)
       return {row.max, 1, logarithm(row.sum)};
+    else if constexpr (kDivides)
+      return {row.max, 1, row.sum};
     else
       return {row.max, 1, reciprocal_for<Result>(row.sum)};
   }

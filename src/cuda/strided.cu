@@ -209,7 +209,7 @@ class TileExchange {
         columns_(words * kColumns),
         whole_(reinterpret_cast<State*>(shared)),
         complete_(complete) {
-    if (arguments.cluster > 1) complete_.open(columns_ * arguments.cluster * sizeof(State));
+    if (arguments.cluster > 1) complete_.open();
   }
 
   // Once for all columns of a tile.
@@ -241,7 +241,7 @@ class TileExchange {
         for (int rank = part; rank < cluster; rank += lanes)
           complete_.send(block, of_blocks + at * cluster + mine, rank);
       });
-      complete_.wait();
+      complete_.wait(columns_ * cluster * sizeof(State));
       gather(of_blocks, cluster, [&](int at, int part, int, const State& all) {
         if (part == 0) whole_[at] = all;
       });

@@ -121,12 +121,12 @@ def compiled(architectures: Sequence[int]) -> Path:
 Function = Callable[[Tensor, Tensor], object]
 
 
-def functions(kernels: Kernels, dtype: torch.dtype, dim: int) -> dict[str, Function]:
-    """The rungs for a dtype that take rows of `dim` elements, and what they are compared with."""
+def functions(kernels: Kernels, device: torch.device, dtype: torch.dtype, dim: int) -> dict[str, Function]:
+    """The rungs for a dtype that take rows of `dim` elements, and what they are compared with. Triton needs a GPU."""
     found: dict[str, Function] = {
         rung.name: partial(kernels, rung.name) for rung in RUNGS if DTYPES[rung.dtype] == dtype and rung.takes(dim)
     }
-    if importlib.util.find_spec("triton") is not None:
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from ndsoftmax._bench import triton_rungs
 
         if dim <= triton_rungs.MOST_FUSED:
@@ -195,7 +195,7 @@ def climb(kernels: Kernels, device: torch.device, dim: int, dtype: str) -> Step:
     case = Case("ladder", (ROWS, dim))
     inputs = [x for (x,) in Pool(device, DTYPES[dtype], [case], 1).tensors(case)]
     outputs = [torch.empty_like(x) for x in inputs]
-    found = functions(kernels, DTYPES[dtype], dim)
+    found = functions(kernels, device, DTYPES[dtype], dim)
     launches = {name: _launch(function, inputs, outputs) for name, function in found.items()}
     copy, seconds = timed(launches, inputs)
     row = Row(case, dtype, "forward", copy, 2 * inputs[0].nbytes, seconds)
