@@ -39,16 +39,18 @@ constexpr bool holds_raw(int source_bytes, Direction direction, bool fused) {
 
 // Vectors of a row that a thread holds. With each of the forward ones comes a mask: four are enough in flight.
 inline constexpr int kFusedVectors = 4;
-constexpr int held_vectors(int source_bytes, Direction direction, bool fused) {
+constexpr int held_vectors(int source_bytes, Direction direction, bool fused, int most_fused = kFusedVectors) {
   const int values = kHeldRegisters * 4 / accumulator_bytes(source_bytes) / held_operands(direction);
   const int vectors = values / (kVectorBytes / source_bytes);
-  return fused && direction == Direction::forward && vectors > kFusedVectors ? kFusedVectors : vectors;
+  return fused && direction == Direction::forward && vectors > most_fused ? most_fused : vectors;
 }
 
-// The same where rows are as wide as can be. What is held as it was loaded takes fewer registers.
+// The same where rows are as wide as can be, and more in flight spare them a larger cluster. What is held as it was
+// loaded takes fewer registers.
+inline constexpr int kMostFusedVectors = 6;
 constexpr int most_held_vectors(int source_bytes, Direction direction, bool fused) {
   return holds_raw(source_bytes, direction, fused) ? kHeldRegisters * 4 / kVectorBytes / held_operands(direction)
-                                                   : held_vectors(source_bytes, direction, fused);
+                                                   : held_vectors(source_bytes, direction, fused, kMostFusedVectors);
 }
 
 // What a thread adds up by itself, it does in so many sums: each addition waits for the one before. Two where terms
