@@ -85,9 +85,6 @@ def are_plain(a: Tensor, b: Tensor) -> bool: ...
 def plain_forward(
     input: object, dim: object, dtype: object, log: bool, record: Callable[..., Tensor]
 ) -> Tensor | None: ...
-def answer_for(
-    softmax: Callable[..., Tensor], log_softmax: Callable[..., Tensor], record: Callable[..., Tensor]
-) -> None: ...  # from Python 3.12 on
 def plain_backward(
     grad_output: Tensor, output: Tensor, dim: object, input_dtype: torch.dtype | None, log: bool
 ) -> Tensor | None: ...

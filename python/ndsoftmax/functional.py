@@ -1,6 +1,5 @@
 """softmax and log_softmax as users call them: the short path for plain calls, the operators for all others."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -299,8 +298,5 @@ def _torchs(log: bool, input: Tensor, dims: tuple[int, ...], dtype: torch.dtype 
     function = torch.log_softmax if log else torch.softmax
     return function(input, dims[0], dtype) if out is None else function(input, dims[0], dtype, out=out)
 
-
-if sys.version_info >= (3, 12):
-    _C.answer_for(softmax, log_softmax, record_plain)
 
 __all__ = ["log_softmax", "masked_log_softmax", "masked_softmax", "softmax"]

@@ -257,53 +257,6 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   return record(input, py::make_tuple(output, tuple, torch.dtype(*source), log));
 }
 
-#if PY_VERSION_HEX >= 0x030c0000
-// A frame of the Python function takes a tenth of a tiny call. From Python 3.12 on, C++ may answer for the function:
-// what it cannot answer, the function does. To Dynamo, inspect and all others it is what it was.
-struct Answering {
-  vectorcallfunc python;  // how the function is called otherwise
-  py::tuple names;        // of its parameters: input, dim, dtype, ...
-  py::tuple defaults;     // of dim and dtype
-  py::object record;
-};
-
-template <bool kLog>
-Answering* answering = nullptr;  // of softmax or log_softmax
-
-template <bool kLog>
-PyObject* answer(PyObject* function, PyObject* const* arguments, std::size_t flags, PyObject* keywords) {
-  const Answering& self = *answering<kLog>;
-  const auto python = [&] { return self.python(function, arguments, flags, keywords); };
-  const Py_ssize_t positional = PyVectorcall_NARGS(flags), named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
-  if (positional < 1 || positional + named > 3) return python();
-  std::array<PyObject*, 3> given{nullptr, self.defaults[0].ptr(), self.defaults[1].ptr()};
-  std::copy_n(arguments, positional, given.begin());
-  for (Py_ssize_t i = 0; i < named; ++i) {
-    Py_ssize_t at = positional;
-    while (at < 3 && PyTuple_GET_ITEM(self.names.ptr(), at) != PyTuple_GET_ITEM(keywords, i)) ++at;
-    if (at == 3) return python();
-    given[at] = arguments[positional + i];
-  }
-  try {
-    py::object result = plain_forward(given[0], given[1], given[2], kLog, self.record);
-    return result.is_none() ? python() : result.release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-    return nullptr;
-  } catch (const std::exception&) {
-    return python();  // where pybind11 translates it
-  }
-}
-
-template <bool kLog>
-void answer_for(py::handle function, const py::object& record) {
-  auto* const object = reinterpret_cast<PyFunctionObject*>(function.ptr());
-  answering<kLog> = new Answering{object->vectorcall, function.attr("__code__").attr("co_varnames"),
-                                  function.attr("__defaults__"), record};
-  PyFunction_SetVectorcall(object, &answer<kLog>);
-}
-#endif
-
 // Dtypes and shapes are those of a forward.
 py::object plain_backward(py::handle grad_output, py::handle output, py::handle dim, py::handle input_dtype, bool log) {
   const Torch& torch = Torch::get();
@@ -479,15 +432,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"));
   module.def("plain_forward", &plain_forward, py::arg("input"), py::arg("dim"), py::arg("dtype"), py::arg("log"),
              py::arg("record"));
-#if PY_VERSION_HEX >= 0x030c0000
-  module.def(
-      "answer_for",
-      [](py::handle softmax, py::handle log_softmax, const py::object& record) {
-        answer_for<false>(softmax, record);
-        answer_for<true>(log_softmax, record);
-      },
-      py::arg("softmax"), py::arg("log_softmax"), py::arg("record"));
-#endif
   module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
              py::arg("input_dtype"), py::arg("log"));
   module.attr("MAX_GROUPS") = kMaxGroups;

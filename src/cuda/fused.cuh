@@ -293,8 +293,10 @@ class FusedLine {
     bias_vectors_ = Range{};
     if (fusing.bias_step != 1 || reinterpret_cast<std::uintptr_t>(bias_ - phase * bytes) % unit != 0)
       bias_vectors_ = Range{0, -1};
-    else if (fusing.cut)
-      bias_vectors_ = range((fusing.bias - bias_) >> log2_bytes, ((fusing.bias_end - bias_) >> log2_bytes) - N);
+    else if (fusing.cut) {  // what lies past the line is not asked for by its alignment
+      const std::int64_t last = ((fusing.bias_end - bias_) >> log2_bytes) - N;
+      bias_vectors_ = range((fusing.bias - bias_) >> log2_bytes, last < reach_ ? last : reach_ - 1);
+    }
   }
 
   __device__ __forceinline__ int bias_bytes() const { return with_real_bias() ? sizeof(Real) : sizeof(Source); }
