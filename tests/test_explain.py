@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 
 import ndsoftmax
 import pytest
@@ -54,6 +55,9 @@ def test_bad_input():
         ndsoftmax.explain(torch.zeros(3, dtype=torch.int64))
     for wrong in ("4x5", 5, None, (2.5, 3)):
         with pytest.raises(TypeError, match="input must be a tensor or a shape"):
+            ndsoftmax.explain(wrong)
+    for wrong, words in (((4, -5), "may not be negative"), ((1 << 32, 1 << 32), "2^63"), ((1 << 63,), "2^63")):
+        with pytest.raises(ValueError, match=rf"input is \({wrong[0]},.*{re.escape(words)}"):
             ndsoftmax.explain(wrong)
     with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype, but got 'float32'"):
         ndsoftmax.explain((2, 3), dtype="float32")
@@ -122,7 +126,9 @@ def test_options_are_those_of_the_function(options, keywords):
     [
         ("explain", "4xbanana"),
         ("explain", "4x-5"),
+        ("explain", "--", "-4x5"),
         ("explain", "4x99999999999999999999"),
+        ("explain", "4294967296x4294967296"),
         ("explain", "4x5", "--dim", "2"),
         ("explain", "4x5", "--dim", "0,0"),
         ("explain", "4x5", "--dim", "one"),

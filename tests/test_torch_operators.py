@@ -135,6 +135,14 @@ def test_compile(device: str, function: Any, backend: str, dynamic: bool) -> Non
 
 @FUNCTIONS
 @pytest.mark.usefixtures("_fresh_dynamo")
+def test_compile_takes_the_function_itself(device: str, function: Any) -> None:
+    x = normal(3, 4, device=device)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, 1), torchs(function)(x, 1))
+
+
+@FUNCTIONS
+@pytest.mark.usefixtures("_fresh_dynamo")
 @pytest.mark.parametrize("dim", [1, (0, 1), [-1]], ids=str)
 def test_compile_takes_dims_and_out(device: str, function: Any, dim: Any) -> None:
     x = normal(3, 4, device=device)
@@ -218,8 +226,10 @@ def test_export(device: str, strict: bool) -> None:
 
 @FUNCTIONS
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_make_fx(device: str, function: Any, mode: str) -> None:
-    graph = make_fx(lambda x: function(x, 1), tracing_mode=mode)(normal(3, 4, device=device))
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_make_fx(device: str, function: Any, mode: str, pre_dispatch: bool) -> None:
+    trace = make_fx(lambda x: function(x, 1), tracing_mode=mode, pre_dispatch=pre_dispatch)
+    graph = trace(normal(3, 4, device=device))
     assert f"ndsoftmax.{function.__name__}.default" in graph.code
 
 

@@ -13,6 +13,7 @@ import ndsoftmax
 from ndsoftmax import _options
 from ndsoftmax._bench import command as bench
 from ndsoftmax._bench.measure import driver
+from ndsoftmax._explain import best_device
 from ndsoftmax._showcase import Result, cases, measure, table
 
 _EPILOG = """\
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    where = options.show_on or _options.best_device()
+    where = options.show_on or best_device()
     shown = cases(where.type, _options.DTYPES.get(options.show_as))
     print(f"{_describe(where)}, torch {torch.__version__}, ndsoftmax {ndsoftmax.__version__}\n")
     results: list[Result] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import index
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ class Explanation:
             lines["shared"] = f"{self.shared_bytes} bytes a block"
         if self.splits > 1:
             lines["splits"] = f"{self.splits} parts a {each}, {self.workspace_bytes} bytes of workspace"
-        lines["memory"] = f"{_size(self.bytes)} to move, each element read {'once' if self.passes == 1 else 'twice'}"
+        lines["memory"] = f"{size(self.bytes)} to move, each element read {'once' if self.passes == 1 else 'twice'}"
         if self.seconds is not None:
             lines["at best"] = f"{self.seconds * 1e6:.1f} µs at {self.bandwidth:.0f} GB/s"
         return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
@@ -207,7 +208,7 @@ def explain(
         check_bias(bias, described, source)
     masked = mask is not None or bias is not None or bool(causal)
     zero = dead_rows_are_zero(fully_masked, masked)
-    target, device_name, bandwidth = _device(_best_device() if device is None else device)
+    target, device_name, bandwidth = _device(best_device() if device is None else device)
     strides = list(described.stride())
     dense = list(torch.empty_like(described).stride())
     if backward:  # from a gradient and an output that lie as the output does, to a gradient that lies as they do
@@ -258,13 +259,18 @@ def _described(name: str, given: object, dtype: torch.dtype) -> Tensor:
     if isinstance(given, Tensor):
         return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
     try:
-        return torch.empty(tuple(given), dtype=dtype, device="meta")  # type: ignore[arg-type]
+        sizes = tuple(map(index, given))  # type: ignore[call-overload]
     except TypeError:
         raise TypeError(f"{name} must be a tensor or a shape, as (8, 1024), but is {given!r}") from None
+    if any(each < 0 for each in sizes):
+        raise ValueError(f"{name} is {sizes}; sizes may not be negative")
+    if math.prod(max(each, 1) for each in sizes) * dtype.itemsize >= 2**63:
+        raise ValueError(f"{name} is {sizes}; a tensor may have 2^63 - 1 bytes at most")
+    return torch.empty(sizes, dtype=dtype, device="meta")
 
 
-def _best_device() -> str:
-    return "cuda" if _C.HAS_CUDA and torch.cuda.is_available() else "cpu"
+def best_device() -> torch.device:
+    return torch.device("cuda" if _C.HAS_CUDA and torch.cuda.is_available() else "cpu")
 
 
 def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:
@@ -282,13 +288,13 @@ def _device(device: str | torch.device) -> tuple[_C.Device, str, float | None]:
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return _C.device("cpu", 0, threads), f"CPU ({_C.build_info()['cpu_capability']}, {threads} threads)", None
-    if device.type == "cuda" and _best_device() == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        found = torch.cuda.get_device_properties(index)
+    if device.type == "cuda" and best_device().type == "cuda":
+        number = torch.cuda.current_device() if device.index is None else device.index
+        found = torch.cuda.get_device_properties(number)
         clock, width = (getattr(found, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
         bandwidth = 2 * clock * width / 8 / 1e6  # of kHz and bits, two words a clock; 0 where torch does not say
-        return _C.device("cuda", index), found.name, bandwidth or None
-    known = ", ".join(["cpu", *(["cuda"] if _best_device() == "cuda" else []), *_NAMED])
+        return _C.device("cuda", number), found.name, bandwidth or None
+    known = ", ".join(["cpu", *(["cuda"] if best_device().type == "cuda" else []), *_NAMED])
     raise ValueError(f"device is {asked!r}; here it may be {known}")
 
 
@@ -301,7 +307,7 @@ def _stored_bytes(tensor: Tensor | None) -> int:
     if tensor is None:
         return 0
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return math.prod(size for size, stride in sizes if stride != 0) * tensor.element_size()
+    return math.prod(extent for extent, stride in sizes if stride != 0) * tensor.element_size()
 
 
 def _reached(shape: Sequence[int], causal: str) -> float:
@@ -321,6 +327,6 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
     unit = min(int(math.log2(max(count, 1)) // 10), 4)
     return f"{count / 1024**unit:.4g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"

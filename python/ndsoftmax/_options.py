@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -28,15 +29,12 @@ def joined(arguments: Sequence[str]) -> list[str]:
     """Values such as -1,0 and -1e-3 behind their option: alone, argparse takes them for options of their own."""
     result: list[str] = []
     for one in arguments:
-        if result and result[-1].startswith("--") and one[:1] == "-" and one[1:2].isdigit():
+        option = result[-1] if result else ""
+        if option.startswith("--") and option != "--" and "=" not in option and re.match(r"-\d", one):
             result[-1] += f"={one}"
         else:
             result.append(one)
     return result
-
-
-def best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() and _C.HAS_CUDA else "cpu")
 
 
 def device(name: str) -> torch.device:

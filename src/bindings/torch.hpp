@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
 
 #include "ndsoftmax/types.hpp"
@@ -20,11 +21,14 @@ class Torch {
   }
 
   // Whether torch's dispatcher would do nothing with an ordinary tensor but run its kernel: no function mode, tracing,
-  // forward-mode level or profiler of this thread is active. (Observers of all threads, as ExecutionTraceObserver,
-  // cannot be asked for cheaply, and do not see plain calls.)
+  // forward-mode level or profiler of this thread is active, and no tracer that comes before autograd. (Observers of
+  // all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain calls.)
   bool at_rest() const {
     return !is_true(function_mode_active_) && !is_true(tracing_) && !is_true(profiler_active_) &&
-           PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0;
+           PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
+           std::all_of(pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) {
+             return mode.is_none();
+           });
   }
 
   // Whether a torch.func transform is at work: then gradients may be recorded at several levels.
@@ -103,6 +107,9 @@ class Torch {
   py::object profiler_active_ = torch_.attr("autograd").attr("_profiler_enabled");
   py::dict forward_level_dict_ = torch_.attr("autograd").attr("forward_ad").attr("__dict__");
   py::str forward_level_name_ = "_current_level";
+  // (a function of torch tells how many there are, in a microsecond; the list itself is as good)
+  py::list pre_dispatch_modes_ = py::getattr(torch_.attr("_ops").attr("mode_stack_state_for_pre_dispatch")(),
+                                             "_ModeStackStateForPreDispatch__infra_modes", py::list());
   py::tuple dtype_keyword_ = py::make_tuple("dtype");
   std::array<py::object, 4> dtypes_{torch_.attr("float16"), torch_.attr("bfloat16"), torch_.attr("float32"),
                                     torch_.attr("float64")};

@@ -12,6 +12,13 @@
 
 namespace ndsoftmax::cuda {
 
+// Code for older GPUs has no clusters, and what would only serve them falls away.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr bool kHasClusters = false;
+#else
+inline constexpr bool kHasClusters = true;
+#endif
+
 #if defined(__CUDACC__)
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {

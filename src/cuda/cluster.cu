@@ -41,14 +41,16 @@ struct ClusterExchange {
 
 template <typename Operation, int kVectors>
 __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
-  __shared__ Meeting<typename Operation::State> meeting;
-  const std::int64_t block = arguments.first_block + blockIdx.x;
-  const int blocks = cluster_size(), rank = static_cast<int>(block % blocks);
-  const ClusterExchange<typename Operation::State> exchange(meeting, rank, blocks);
-  await_kernel_before();
-  let_next_kernel_begin();
-  hold_rows<kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x, Lanes{},
-                         exchange);
+  if constexpr (kHasClusters) {
+    __shared__ Meeting<typename Operation::State> meeting;
+    const std::int64_t block = arguments.first_block + blockIdx.x;
+    const int blocks = cluster_size(), rank = static_cast<int>(block % blocks);
+    const ClusterExchange<typename Operation::State> exchange(meeting, rank, blocks);
+    await_kernel_before();
+    let_next_kernel_begin();
+    hold_rows<kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x,
+                           Lanes{}, exchange);
+  }
 }
 
 }  // namespace

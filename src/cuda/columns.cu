@@ -42,6 +42,11 @@ struct ColumnsArguments {
   Fusing<Operation> fusing;
 };
 
+template <typename Operation>
+__device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arguments) {
+  return kHasClusters ? arguments.cluster.size : 1;
+}
+
 // The states of the columns of one vector: they move through shared memory 16 bytes at a time.
 template <typename Operation>
 struct alignas(tuning::kVectorBytes) VectorStates {
@@ -62,17 +67,17 @@ class ColumnsExchange {
         teams_(arguments.along.size >> arguments.log2_lanes),
         columns_(width_ * kVector >> arguments.log2_fold),
         complete_(complete) {
-    if (arguments.cluster.size > 1) complete_.open();
+    if (cluster_of(arguments) > 1) complete_.open();
   }
 
   // Whether a team of lanes has all of its columns.
   __device__ __forceinline__ bool needless() const {
-    return teams_ == 1 && arguments_.cluster.size == 1 && arguments_.log2_fold == 0;
+    return teams_ == 1 && cluster_of(arguments_) == 1 && arguments_.log2_fold == 0;
   }
 
   // From the states of teams of lanes, of which one lane calls with `speaks`.
   __device__ __forceinline__ States operator()(const States& held, int column, int team, bool speaks) const {
-    const int cluster = arguments_.cluster.size, log2_fold = arguments_.log2_fold, fold = 1 << log2_fold;
+    const int cluster = cluster_of(arguments_), log2_fold = arguments_.log2_fold, fold = 1 << log2_fold;
     auto* const whole = reinterpret_cast<States*>(dynamic_shared_memory());
     States* const of_teams = whole + width_;
     if (speaks) of_teams[team * width_ + column] = held;
@@ -86,44 +91,22 @@ class ColumnsExchange {
     const auto of_team = [&](int i, int part) {
       return of_teams->state[(part >> log2_fold) * width_ * kVector + place(i) + (part & (fold - 1)) * strip];
     };
-    if (cluster == 1) {
-      gather(teams_ << log2_fold, of_team, give);
-    } else {
-      State* const of_blocks = (of_teams + width_ * teams_)->state;
-      const auto mine = static_cast<int>(blockIdx.x) - arguments_.cluster.quotient(blockIdx.x) * cluster;
-      ArrivalBarrier::await_cluster();
-      gather(teams_ << log2_fold, of_team, [&](int i, int part, int parts, const State& block) {
-        for (int rank = part; rank < cluster; rank += parts)
-          complete_.send(block, of_blocks + mine * columns_ + i, rank);
-      });
+    State* const of_blocks = (of_teams + width_ * teams_)->state;
+    const auto mine = static_cast<int>(blockIdx.x) - arguments_.cluster.quotient(blockIdx.x) * cluster;
+    if (cluster > 1) ArrivalBarrier::await_cluster();
+    gather<State>(columns_, teams_ << log2_fold, of_team, [&](int i, int part, int parts, const State& block) {
+      if (cluster == 1) return give(i, part, parts, block);
+      for (int rank = part; rank < cluster; rank += parts) complete_.send(block, of_blocks + mine * columns_ + i, rank);
+    });
+    if (cluster > 1) {
       complete_.wait(columns_ * cluster * sizeof(State));
-      gather(cluster, [&](int i, int rank) { return of_blocks[rank * columns_ + i]; }, give);
+      gather<State>(columns_, cluster, [&](int i, int rank) { return of_blocks[rank * columns_ + i]; }, give);
     }
     __syncthreads();
     return whole[column];
   }
 
  private:
-  // Calls then(column, part, parts, state) with the combination of at(column, 0), …, at(column, count - 1), from each
-  // of the threads that share the column.
-  template <typename At, typename Then>
-  __device__ __forceinline__ void gather(int count, const At& at, const Then& then) const {
-    int log2_parts = 0;
-    while (log2_parts < 5 && 1 << log2_parts < count && columns_ << (log2_parts + 1) <= static_cast<int>(blockDim.x))
-      ++log2_parts;
-    const Lanes parts{1 << log2_parts, 1};
-    const int part = threadIdx.x & (parts.lanes - 1);
-    for (int first = 0; first < columns_; first += blockDim.x >> log2_parts) {
-      const int i = first + (threadIdx.x >> log2_parts);
-      State state;
-      if (i < columns_)
-        combine_all(state, (count - part + parts.lanes - 1) >> log2_parts,
-                    [&](int k) { return at(i, part + (k << log2_parts)); });
-      if (parts.lanes > 1) state = parts.combine(state);
-      if (i < columns_) then(i, part, parts.lanes, state);
-    }
-  }
-
   const ColumnsArguments<Operation>& arguments_;
   int width_, teams_, columns_;
   ArrivalBarrier& complete_;
@@ -283,11 +266,11 @@ class HeldColumns {
   }
   __device__ __forceinline__ static Finishes finish(const States& held, const States& rows,
                                                     const Fusing<Operation>& fusing) {
-    if constexpr (kRaw) return finish(rows, fusing);
     Finishes finish;
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
-      finish.of[k] = settled<Operation>(Operation::finish(held.state[k], rows.state[k]), fusing);
+      finish.of[k] = settled<Operation>(
+          kRaw ? Operation::finish(rows.state[k]) : Operation::finish(held.state[k], rows.state[k]), fusing);
     return finish;
   }
 
@@ -456,7 +439,7 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
       place.store(held[turn], HeldOf::finish(states, arguments.fusing), arguments.items);
     }
   } else {
-    const int along = arguments.along.size, cluster = arguments.cluster.size;
+    const int along = arguments.along.size, cluster = cluster_of(arguments);
     auto thread = work::tile_thread(threadIdx.x, arguments.run, arguments.along);
     const bool idle = thread.column >= arguments.width;
     if (idle) thread = {};

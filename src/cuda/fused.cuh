@@ -86,10 +86,12 @@ struct MaskBytes {
       for (int i = 0; i < kTop; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8);
       words[kTop] = words[kTop] >> 8 | (has(k) ? static_cast<unsigned>(*at) : 0) << 24;
     }
-    if constexpr (N < 4) words[0] >>= 32 - 8 * N;
-    if (N < 4 || shift == 0) return;
+    if constexpr (N < 4) {
+      words[0] >>= 32 - 8 * N;
+    } else if (shift != 0) {
 #pragma unroll
-    for (int i = N / 4; i >= 0; --i) words[i] = words[i] << shift | (i > 0 ? words[i - 1] >> (32 - shift) : 0);
+      for (int i = N / 4; i >= 0; --i) words[i] = words[i] << shift | (i > 0 ? words[i - 1] >> (32 - shift) : 0);
+    }
   }
 
   __device__ __forceinline__ Excluded<N> excluded(unsigned shift, unsigned flip) const {

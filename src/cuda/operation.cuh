@@ -33,18 +33,23 @@ __device__ __forceinline__ double exponential_for(double x, bool) {
 
 // A sum over what one thread holds, in a few partial ones: shorter chains of additions, and less rounding where many
 // small terms meet one large sum.
-template <typename Real, int kCount, int kMost = tuning::kPartialSums>
+template <typename Real, int kCount, int kMost = tuning::partial_sums(sizeof(Real))>
 class PartialSums {
  public:
   // The i-th of at most kCount; `i` should be known when this is compiled.
   __device__ __forceinline__ void add(int i, Real x) {
     of_[i % kPartials] = i < kPartials ? x : of_[i % kPartials] + x;
   }
+  // In pairs, then pairs of those, and so on.
   __device__ __forceinline__ Real total() const {
-    Real total = of_[0];
+    Real of[kPartials];
 #pragma unroll
-    for (int i = 1; i < kPartials; ++i) total += of_[i];
-    return total;
+    for (int i = 0; i < kPartials; ++i) of[i] = of_[i];
+#pragma unroll
+    for (int step = 1; step < kPartials; step *= 2)
+#pragma unroll
+      for (int i = 0; i + step < kPartials; i += 2 * step) of[i] += of[i + step];
+    return of[0];
   }
 
  private:
@@ -165,45 +170,36 @@ struct Forward {
   // `factor` moves a term from the maximum of its team to that of the row. It is no part of `scale`, because 2^kBias in
   // the sum would make their product underflow before the result does.
   struct Finish {
-    // softmax: scale is 1 / sum, or, of float64, where one more rounding would show, sum; log_softmax: the sum's
-    // logarithm
-    Real max, factor, scale;
+    Real max, factor, scale;  // softmax: scale is 1 / sum; log_softmax: the logarithm of the sum
 
     __device__ __forceinline__ Real operator()(Term term) const {
       if constexpr (kLog)
         return (term - max) - scale;
       else
-        return scaled(term * factor);
+        return term * factor * scale;
     }
     __device__ __forceinline__ Real again(Term x) const {
       if constexpr (kLog)
         return (x - max) - scale;
       else
-        return scaled(exponential_for<Result>(x - max, true));
+        return exponential_for<Result>(x - max, true) * scale;
     }
 
     // Decides what a row gets that has nothing but -inf, or nothing at all: its sum is 0.
     __device__ __forceinline__ void settle(bool dead_rows_are_zero, Real) {
-      if (dead_rows_are_zero && scale == kDead) max = 0, scale = !kLog && kDivides ? 1 : 0;
+      if (dead_rows_are_zero && scale == (kLog ? -kInfinity : kInfinity)) max = scale = 0;
     }
     // An excluded element comes to kExcluded as nothing() does, unless the row has a NaN or +inf: its sum is NaN.
     __device__ __forceinline__ bool taints() const { return scale != scale; }
     __device__ __forceinline__ static bool clears(bool included) { return !included; }
-
-   private:
-    __device__ __forceinline__ Real scaled(Real x) const { return kDivides ? x / scale : x * scale; }
   };
-  static constexpr bool kDivides = sizeof(Real) == 8;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   static constexpr Real kExcluded = kLog ? -kInfinity : 0;
-  static constexpr Real kDead = kLog ? -kInfinity : kDivides ? 0 : kInfinity;  // the scale of a row whose sum is 0
 
   // Where the team is the row, or again() will be asked.
   __device__ __forceinline__ static Finish finish(const State& row) {
     if constexpr (kLog)
       return {row.max, 1, logarithm(row.sum)};
-    else if constexpr (kDivides)
-      return {row.max, 1, row.sum};
     else
       return {row.max, 1, reciprocal_for<Result>(row.sum)};
   }
@@ -246,7 +242,7 @@ struct Backward {
   template <int kItems, int kPerItem, int kStep, typename Team>
   __device__ __forceinline__ static State reduce(Term* terms, int live, const Team& team) {
     State state;
-    accumulate<kItems, kPerItem, kStep, tuning::kPartialSums>(state, terms, live);
+    accumulate<kItems, kPerItem, kStep, tuning::partial_sums(sizeof(Real))>(state, terms, live);
     total(state, team);
     return state;
   }

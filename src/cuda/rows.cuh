@@ -107,6 +107,12 @@ __device__ __forceinline__ Offsets<kCount> offsets_in(const KernelAxis<kCount>& 
   return offsets;
 }
 
+// The same out of line, where it is asked for in many places. The axis must be of a __grid_constant__ parameter.
+template <int kCount>
+__device__ __noinline__ Offsets<kCount> offsets_called(const KernelAxis<kCount>& axis, std::int64_t index) {
+  return offsets_in(axis, index);
+}
+
 template <typename Operation>
 struct RowArguments {
   using Source = typename Operation::Source;
@@ -201,13 +207,15 @@ class Row {
       }
     } else {
 #pragma unroll
-      for (int item = 0; item < kVectors; ++item) raw[item] = nothing();
-#pragma unroll
-      for (int i = 0; i < kVectors * kVector; ++i) {
-        const Index at = first + i / kVector * step + i % kVector;
-        if (at < 0 || at >= end) continue;
-        raw[i / kVector].source.insert(i % kVector, source_ + at);
-        if constexpr (kBackward) raw[i / kVector].grad.insert(i % kVector, grad_ + at);
+      for (int item = 0; item < kVectors; ++item) {
+        raw[item] = nothing();
+        const Index at = first + item * step;
+        if (at >= end) continue;
+#pragma unroll 1
+        for (int k = 0; k < kVector; ++k) {
+          raw[item].source.push(inside(at + k), source_ + at + k);
+          if constexpr (kBackward) raw[item].grad.push(inside(at + k), grad_ + at + k);
+        }
       }
     }
     if constexpr (Operation::kFused)

@@ -11,7 +11,8 @@
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
 // through distributed shared memory. Where it is longer still, or no strip is worth a tile: the online softmax, which
 // reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
-// Any strides, any number of groups on every axis; only kColumns > 1 assumes an innermost group of stride 1.
+// Any strides, any number of groups on every axis; only tiles assume that dim is one, and kColumns > 1 that the innermost
+// group of columns has stride 1.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -61,8 +62,8 @@ class Columns {
       : arguments_(arguments), along_(along), dim_(column < arguments.columns ? static_cast<Index>(arguments.dim) : 0) {
     if (column >= arguments.columns) column = 0;
     const std::int64_t outer = quotient(column, arguments.inner), inner = column - outer * arguments.inner;
-    first_ = offsets_in(arguments.outer_axis, outer);
-    first_ += offsets_in(arguments.inner_axis, inner * kVector);
+    first_ = offsets_called(arguments.outer_axis, outer);
+    first_ += offsets_called(arguments.inner_axis, inner * kVector);
     if constexpr (kOneGroup) {
       first_ += offsets_in_group(arguments.dim_axis, along);
       step_ = offsets_in_group(arguments.dim_axis, arguments.along.size);
@@ -153,7 +154,7 @@ class Columns {
 
   // From the first element of the thread's columns.
   __device__ __forceinline__ OffsetsOf offset_of(Index base, int item) const {
-    if constexpr (!kOneGroup) return offsets_in(arguments_.dim_axis, element(base, item));
+    if constexpr (!kOneGroup) return offsets_called(arguments_.dim_axis, element(base, item));
     OffsetsOf offset = offsets_in_group(arguments_.dim_axis, base);
 #pragma unroll
     for (int operand = 0; operand < kOperandsOf<Operation>; ++operand) offset.at[operand] += item * step_.at[operand];
@@ -193,6 +194,11 @@ class Columns {
   Index dim_;
 };
 
+template <typename Operation>
+__device__ __forceinline__ int cluster_of(const StridedArguments<Operation>& arguments) {
+  return kHasClusters ? arguments.cluster : 1;
+}
+
 // Combines the states of the threads along each column, which lie in different lanes, warps and blocks.
 template <typename Operation, int kColumns>
 class TileExchange {
@@ -209,12 +215,12 @@ class TileExchange {
         columns_(words * kColumns),
         whole_(reinterpret_cast<State*>(shared)),
         complete_(complete) {
-    if (arguments.cluster > 1) complete_.open();
+    if (cluster_of(arguments) > 1) complete_.open();
   }
 
   // Once for all columns of a tile.
   __device__ __forceinline__ void operator()(State (&state)[kColumns]) const {
-    const int along = arguments_.along.size, cluster = arguments_.cluster;
+    const int along = arguments_.along.size, cluster = cluster_of(arguments_);
     if (along == 1 && cluster == 1) return;
     const Lanes team{work::tile_team(arguments_.run.size, along), arguments_.run.size};
     const int parts = along / team.lanes;  // states of a column
@@ -229,22 +235,23 @@ class TileExchange {
       for (int k = 0; k < kColumns; ++k)
         of_teams[(thread.column * kColumns + k) * parts + thread.along / team.lanes] = state[k];
     __syncthreads();
-    if (cluster == 1) {
-      gather(of_teams, parts, [&](int at, int part, int, const State& block) {
-        if (part == 0) whole_[at] = block;
-      });
-    } else {
-      State* const of_blocks = of_teams + columns_ * parts;
-      const int mine = blockIdx.x % cluster;
-      ArrivalBarrier::await_cluster();
-      gather(of_teams, parts, [&](int at, int part, int lanes, const State& block) {
-        for (int rank = part; rank < cluster; rank += lanes)
-          complete_.send(block, of_blocks + at * cluster + mine, rank);
-      });
+    const auto give = [&](int column, int part, int, const State& all) {
+      if (part == 0) whole_[column] = all;
+    };
+    State* const of_blocks = of_teams + columns_ * parts;
+    const int mine = blockIdx.x % cluster;
+    if (cluster > 1) ArrivalBarrier::await_cluster();
+    gather<State>(
+        columns_, parts, [&](int column, int team) { return of_teams[column * parts + team]; },
+        [&](int column, int part, int lanes, const State& block) {
+          if (cluster == 1) return give(column, part, lanes, block);
+          for (int rank = part; rank < cluster; rank += lanes)
+            complete_.send(block, of_blocks + column * cluster + mine, rank);
+        });
+    if (cluster > 1) {
       complete_.wait(columns_ * cluster * sizeof(State));
-      gather(of_blocks, cluster, [&](int at, int part, int, const State& all) {
-        if (part == 0) whole_[at] = all;
-      });
+      gather<State>(
+          columns_, cluster, [&](int column, int rank) { return of_blocks[column * cluster + rank]; }, give);
     }
     __syncthreads();
     if (thread.column < words_)
@@ -253,23 +260,6 @@ class TileExchange {
   }
 
  private:
-  // Combines `parts` states of each column, neighbours in shared memory, by as many lanes, or by the next power of two.
-  template <typename Then>
-  __device__ __forceinline__ void gather(const State* states, int parts, const Then& then) const {
-    int log2_lanes = 0;
-    while (log2_lanes < 5 && 1 << log2_lanes < parts) ++log2_lanes;
-    const Lanes lanes{1 << log2_lanes, 1};
-    const int part = threadIdx.x & (lanes.lanes - 1);
-    for (int first = 0; first < columns_; first += blockDim.x >> log2_lanes) {
-      const int column = first + (threadIdx.x >> log2_lanes);
-      State state = column < columns_ && part < parts ? states[column * parts + part] : State{};
-      if (column < columns_)
-        for (int i = part + lanes.lanes; i < parts; i += lanes.lanes) state.combine(states[column * parts + i]);
-      state = lanes.combine(state);
-      if (column < columns_) then(column, part, lanes.lanes, state);
-    }
-  }
-
   const StridedArguments<Operation>& arguments_;
   int words_, columns_;  // of a turn
   State* whole_;
@@ -363,14 +353,14 @@ __device__ __forceinline__ void copy_run(T* to, const T* from, int count, int th
 }
 
 // The tile of a block, and where in it a thread finds its columns.
-template <typename Operation, int kColumns, bool kOneGroup>
+template <typename Operation, int kColumns>
 class Tile {
  public:
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
-  using ColumnsOf = Columns<Operation, kColumns, kOneGroup, int>;
+  using ColumnsOf = Columns<Operation, kColumns, true, int>;
   static constexpr bool kBackward = Operation::kDirection == Direction::backward;
-  static constexpr bool kMayGoBack = std::is_same_v<Source, Result> && kOneGroup;
+  static constexpr bool kMayGoBack = std::is_same_v<Source, Result>;
 
   int begin, end;  // of dim
 
@@ -428,7 +418,7 @@ class Tile {
 
   // Takes the results out of the tile, into which they went back.
   __device__ __forceinline__ void store() const {
-    if constexpr (std::is_same_v<Source, Result>) {
+    if constexpr (kMayGoBack) {
       __syncthreads();
       copy_run<false>(result_, strip<kSource>(0), strips_ * (end - begin) * arguments_.tile.pitch, threadIdx.x,
                       blockDim.x);
@@ -441,7 +431,7 @@ class Tile {
     return strip<kOperand>(word.strip) + word.column;
   }
 
-  // Where the result of an element of dim goes, counted from the block's first. Of one group in dim.
+  // Where the result of an element of dim goes, counted from the block's first.
   __device__ __forceinline__ Result* result(const Word& word, int element) const {
     const KernelAxis<kOperandsOf<Operation>>& inner = arguments_.inner_axis;
     Result* const first = word.strip == 0 ? result_ : arguments_.result + origin(word.strip).at[kResult];
@@ -452,12 +442,12 @@ class Tile {
  private:
   using Copy = StridedTile::Copy;
 
-  // From the start of each operand to the first element of a strip that the block has. Of one group in dim.
+  // From the start of each operand to the first element of a strip that the block has.
   __device__ __forceinline__ Offsets<kOperandsOf<Operation>> origin(int strip) const {
     const std::int64_t column = (first_strip_ + strip) * arguments_.tile.strip + first_column_;
     const std::int64_t all = arguments_.inner * kColumns, outer = quotient(column, all);
-    auto offsets = offsets_in(arguments_.outer_axis, outer);
-    offsets += offsets_in(arguments_.inner_axis, column - outer * all);
+    auto offsets = offsets_called(arguments_.outer_axis, outer);
+    offsets += offsets_called(arguments_.inner_axis, column - outer * all);
     offsets += offsets_in_group(arguments_.dim_axis, begin);
     return offsets;
   }
@@ -676,7 +666,7 @@ __device__ __forceinline__ void apply_fused(const StridedArguments<Operation>& a
 }
 
 // One turn of a tile's threads.
-template <typename Operation, int kColumns, bool kOneGroup, typename TileOf, typename Exchange>
+template <typename Operation, int kColumns, typename TileOf, typename Exchange>
 __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arguments, const TileOf& tile,
                                           const typename TileOf::Word& word, const Exchange& exchange) {
   using Source = typename Operation::Source;
@@ -716,21 +706,12 @@ __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arg
       return;
     }
   }
-  if constexpr (kOneGroup) {
-    Result* to = tile.result(word, along);
-    const std::int64_t step = threads * tile.result_step();
-    words.finish(finish, [&](const auto& result, const void*) {
-      result.store(to);
-      to += step;
-    });
-  } else {
-    const auto columns = tile.columns(word, along);
-    int element = tile.begin;
-    words.finish(finish, [&](const auto& result, const void*) {
-      columns.store(element, 0, [&](int k) { return result.widened(k); });
-      element += threads;
-    });
-  }
+  Result* to = tile.result(word, along);
+  const std::int64_t step = threads * tile.result_step();
+  words.finish(finish, [&](const auto& result, const void*) {
+    result.store(to);
+    to += step;
+  });
   if constexpr (Operation::kFused) {
     const auto columns = tile.columns(word, along);
     columns.clean(finish, tile.begin, tile.end,
@@ -738,11 +719,11 @@ __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arg
   }
 }
 
-template <typename Operation, int kColumns, bool kOneGroup>
+template <typename Operation, int kColumns>
 __global__ void __launch_bounds__(tuning::kTileMaxBlock,
                                   tuning::tile_min_blocks(sizeof(typename Operation::Source), Operation::kFused))
-    tile(const StridedArguments<Operation> arguments) {
-  using TileOf = Tile<Operation, kColumns, kOneGroup>;
+    tile(const __grid_constant__ StridedArguments<Operation> arguments) {
+  using TileOf = Tile<Operation, kColumns>;
   await_kernel_before();
   let_next_kernel_begin();
   const TileOf tile(arguments);
@@ -758,14 +739,14 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
 #pragma unroll 1
   for (int turn = 0; turn < arguments.tile.turns; ++turn) {
     const auto word = tile.word(turn * words + exchange.thread.column);
-    take_turn<Operation, kColumns, kOneGroup>(arguments, tile, word, exchange);
+    take_turn<Operation, kColumns>(arguments, tile, word, exchange);
   }
   if (TileOf::kMayGoBack && arguments.tile.back) tile.store();
 }
 
 template <typename Operation, int kVector, bool kOneGroup>
 __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedOnlineMinBlocks)
-    online_tile(const StridedArguments<Operation> arguments) {
+    online_tile(const __grid_constant__ StridedArguments<Operation> arguments) {
   using ColumnsOf = Columns<Operation, kVector, kOneGroup, std::int64_t>;
   using Term = typename Operation::Term;
   constexpr int kUnroll =
@@ -874,11 +855,11 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   return arguments;
 }
 
-template <typename Operation, int kColumns, bool kOneGroup>
+template <typename Operation, int kColumns>
 void launch_tile(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   auto arguments = strided_arguments<Operation, kColumns>(problem, plan, pointers);
   arguments.tile = strided_tile(problem, plan);
-  launch_grid(tile<Operation, kColumns, kOneGroup>, arguments, plan, pointers, stream);
+  launch_grid(tile<Operation, kColumns>, arguments, plan, pointers, stream);
 }
 
 template <typename Operation, int kVector, bool kOneGroup>
@@ -896,18 +877,16 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
 }  // namespace
 
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  const bool one_group = problem.dim.rank <= 1;
   visit_operation(problem, [&]<typename Operation>() {
     constexpr int kVector = tuning::strided_vector(sizeof(typename Operation::Source), Operation::kFused);
     constexpr int kColumns =
         tuning::tile_columns(sizeof(typename Operation::Source), sizeof(typename Operation::Result));
     const auto with = [&](auto launch) { launch(problem, plan, pointers, stream); };
     if (plan.passes == 1) {
-      if (kColumns > 1 && plan.vector == kColumns) return with(launch_tile<Operation, kColumns, true>);
-      return with(one_group ? launch_tile<Operation, 1, true> : launch_tile<Operation, 1, false>);
+      return with(kColumns > 1 && plan.vector == kColumns ? launch_tile<Operation, kColumns> : launch_tile<Operation, 1>);
     }
     if (plan.vector == kVector) return with(launch_online<Operation, kVector, true>);
-    with(one_group ? launch_online<Operation, 1, true> : launch_online<Operation, 1, false>);
+    with(problem.dim.rank <= 1 ? launch_online<Operation, 1, true> : launch_online<Operation, 1, false>);
   });
 }
 

@@ -249,6 +249,10 @@ Offer offer_split(const Problem& problem, const Rows& rows, const Device& device
 
 // ---- strided ------------------------------------------------------------------------------------------------------
 
+bool starts_on_vector(const Problem& problem, int operand, int vector) {
+  return problem.misalignment[operand] % std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand)) == 0;
+}
+
 // Vectors along the columns need: the innermost group contiguous in every operand, and everything else a multiple.
 bool columns_are_vectors(const Problem& problem, int vector) {
   if (problem.inner.rank == 0 || problem.dim.rank > 1) return false;
@@ -256,9 +260,7 @@ bool columns_are_vectors(const Problem& problem, int vector) {
   if (fastest.size % vector != 0 || !fused_steps_are_ints(fastest)) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
-    if (fastest.stride[operand] != 1) return false;
-    if (problem.misalignment[operand] % std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand)) != 0)
-      return false;
+    if (fastest.stride[operand] != 1 || !starts_on_vector(problem, operand, vector)) return false;
     for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
       for (int group = 0; group < axis->rank; ++group)
         if (&axis->groups[group] != &fastest && axis->groups[group].stride[operand] % vector != 0) return false;
@@ -285,7 +287,7 @@ bool strips_are_runs(const Problem& problem) {
 
 // Whether a strip is one run over all of dim.
 bool slabs_are_runs(const Problem& problem) {
-  if (problem.dim.rank > 1 || !strips_are_runs(problem)) return false;
+  if (!strips_are_runs(problem)) return false;
   return problem.dim.size == 1 || holds_for_sources(problem, [&](int operand) {
            return problem.dim.groups[0].stride[operand] == strip_of(problem);
          });
@@ -344,9 +346,8 @@ bool slabs_are_vectors(const Problem& problem, int vector) {
   if (problem.fused.any || problem.dim.rank != 1 || problem.dim.size * strip % vector != 0) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
+    if (!starts_on_vector(problem, operand, vector)) return false;
     if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != strip) return false;
-    if (problem.misalignment[operand] % std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand)) != 0)
-      return false;
     if (problem.outer.rank > 0 && problem.outer.groups[0].stride[operand] % vector != 0) return false;
   }
   return true;
@@ -387,8 +388,8 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     for (const int largest : {std::min(most_threads, tuning::kColumnsClusterBlock), most_threads})
       for (plan.cluster = 1; plan.cluster <= architecture.max_cluster; ++plan.cluster) {
         along = threads_for(strip, plan.cluster);
-        if (strip * along > (plan.cluster == 1 ? most_threads : largest)) continue;
         const std::int64_t one = strip * along, room = plan.cluster == 1 ? problem.outer.size : 1;
+        if (one > (plan.cluster == 1 ? most_threads : largest)) continue;
         std::int64_t strips = std::clamp<std::int64_t>(tuning::kColumnsBlock / one, 1, room);
         for (std::int64_t more = strips + 1; more <= room && more * one <= 2 * tuning::kColumnsBlock; ++more)
           if (more * whole_warps(strips * one) > strips * whole_warps(more * one)) strips = more;
@@ -412,18 +413,13 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   };
   const auto parts = [&] {
     if (std::none_of(tuning::kColumnsShapes.begin(), tuning::kColumnsShapes.end(), fits)) return false;
-    width = std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along);
-    const auto tiles = [&] { return divide_up(vectors, width); };
-    while (tiles() * plan.cluster < device.multiprocessors && 2 * plan.cluster <= architecture.max_cluster &&
-           dim >= 2 * plan.cluster * std::max(tuning::kColumnsMinRows, plan.vector * tuning::columns_vectors(bytes))) {
+    const auto width_now = [&] { return std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along); };
+    const auto few = [&] { return divide_up(vectors, width_now()) * plan.cluster < device.multiprocessors; };
+    const int least_rows = std::max(tuning::kColumnsMinRows, plan.vector * tuning::columns_vectors(bytes));
+    while (few() && 2 * plan.cluster <= architecture.max_cluster && dim >= 2 * plan.cluster * least_rows)
       share(2 * plan.cluster);
-      width = std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along);
-    }
-    while (tiles() * plan.cluster < device.multiprocessors && 2 * plan.run * along <= kWarp &&
-           2 * along <= divide_up(dim, plan.cluster)) {
-      along *= 2;
-      width = std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along);
-    }
+    while (few() && 2 * plan.run * along <= kWarp && 2 * along <= divide_up(dim, plan.cluster)) along *= 2;
+    width = width_now();
     return true;
   };
   if (layout.fold > 1 || strip * tuning::kVectorBytes < tuning::kColumnsMinStrip) {
@@ -457,8 +453,9 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   return plan;
 }
 
-// A tile of dim times as many columns as its shared memory holds.
+// A tile of dim, one group, times as many columns as its shared memory holds.
 std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+  if (problem.dim.rank > 1) return {};
   const int bytes = size_of(problem.source), sources = sources_of(problem);
   const std::int64_t dim = problem.dim.size, strip = strip_of(problem);
   const std::int64_t all_strips = problem.outer.size * problem.inner.size / strip;
@@ -699,7 +696,7 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan) {
   const int alignment = alignment_of(problem, tile.width);
   // rows of words need source and gradient to be odd, or even, together
   const bool alike = alignment >= 4 || !problem.has(kGrad) || (dim_stride(kSource) - dim_stride(kGrad)) % 2 == 0;
-  if (problem.dim.rank <= 1 && tile.strips == 1 && strips_are_runs(problem) &&
+  if (tile.strips == 1 && strips_are_runs(problem) &&
       tile.width * bytes >= tuning::kSectorBytes && alike) {
     tile.copy = Copy::rows;
     tile.unit = std::max(alignment, 4);

@@ -53,9 +53,9 @@ constexpr int most_held_vectors(int source_bytes, Direction direction, bool fuse
                                                    : held_vectors(source_bytes, direction, fused, kMostFusedVectors);
 }
 
-// What a thread adds up by itself, it does in so many sums: each addition waits for the one before. Two where terms
-// come a few at a time, and are added to a sum of them all.
-inline constexpr int kPartialSums = 4;
+// What a thread adds up by itself, it does in so many sums: each addition waits for the one before. More of float64,
+// whose rounding is all that is left of its error. Two where terms come a few at a time, and are added to a sum of all.
+constexpr int partial_sums(int accumulator_bytes) { return accumulator_bytes == 8 ? 8 : 4; }
 inline constexpr int kPartialSumsOfFew = 2;
 
 // ---- warp regime: rows of at most 1024 elements -------------------------------------------------------------------
@@ -85,7 +85,7 @@ constexpr int staged_word(int source_bytes) { return source_bytes == 2 ? 2 : 1; 
 
 // A lane's words, rounded up to those that kernels are compiled for. Fused kernels are large: there are fewer.
 constexpr int staged_items(int items, bool fused) {
-  const int step = fused || items > 16 ? 4 : 2;
+  const int step = fused || items > 8 ? 4 : 2;
   return (items + step - 1) / step * step;
 }
 
@@ -160,6 +160,18 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
   layout.vectors = total / layout.lanes;
   layout.rows = layout.vectors < kWarpVectors ? kWarpVectors / layout.vectors : 1;
   return layout;
+}
+
+// The largest rows, up to 2^most, that are shared alike but for their lanes: kernels are compiled for these alone, and
+// told how many lanes share a row.
+constexpr int warp_kernel_log2_dim(int log2_dim, int vector, int most) {
+  const WarpLayout layout = warp_layout(log2_dim, vector);
+  while (log2_dim < most) {
+    const WarpLayout larger = warp_layout(log2_dim + 1, vector);
+    if (larger.vectors != layout.vectors || larger.rows != layout.rows) break;
+    ++log2_dim;
+  }
+  return log2_dim;
 }
 
 // ---- by architecture ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,10 @@ from ndsoftmax._bench import ladder, plots, report
 from ndsoftmax._bench.measure import DTYPES, FILL_BYTES, MOST_BYTES, Pool, Roof, Row, header, measure, roof
 from ndsoftmax._bench.providers import NEED_CUDA, PROVIDERS
 from ndsoftmax._bench.shapes import SUITES, Case, shrunk, suite
+from ndsoftmax._explain import best_device, size
 
 _DEFAULT_SUITES = ("attention", "vocab", "vision")
+_DEFAULT_DTYPES = ("float32", "bfloat16")
 _EPILOG = """\
 frac = time of a copy of the tensor / time of softmax: 1.00 is the speed of memory. Backward counts the copy 1.5 times.
 
@@ -70,10 +73,10 @@ class Found:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and report; what was measured is left behind also where Ctrl-C or an error ends it."""
-    options.device = options.device or _options.best_device()
+    options.device = options.device or best_device()
     _check(options)
     providers = _installed(["ndsoftmax", *options.peers])
-    cases = [(dtype, _cases(options, dtype)) for dtype in options.dtype or ("float32", "bfloat16")]
+    cases = [(dtype, _cases(options, dtype)) for dtype in options.dtype or _DEFAULT_DTYPES]
     climbs = _climbs(options)
     title = f"{header(options.device)}, {'backward' if options.backward else 'forward'}"
     print(f"{title}\n", flush=True)
@@ -161,7 +164,12 @@ def _check(options: argparse.Namespace) -> None:
     for shape in options.shapes:
         if 0 in shape:
             raise ValueError(f"{'x'.join(map(str, shape))} has no elements")
-        ndsoftmax.explain(shape, options.dim, device=options.device)  # raises where dim is out of range
+        dtype = max((DTYPES[name] for name in options.dtype or _DEFAULT_DTYPES), key=lambda dtype: dtype.itemsize)
+        plan = ndsoftmax.explain(shape, options.dim, dtype=dtype, device=options.device)  # or dim is out of range
+        if plan.bytes > (most := _memory(options.device)):
+            raise ValueError(
+                f"{'x'.join(map(str, shape))} takes {size(plan.bytes)} of memory, {options.device} has {size(most)}"
+            )
     if options.backward and "ladder" in options.suite:
         raise ValueError("--backward: the suite ladder is forward alone")
     if options.roofline and options.backward:
@@ -181,6 +189,13 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("the suite ladder needs a CUDA GPU, and ndsoftmax built for it")
     if missing := set(options.peers) & set(NEED_CUDA):
         raise ValueError(f"--peers: {' and '.join(sorted(missing))} need a CUDA GPU")
+
+
+def _memory(device: torch.device) -> int:
+    """The bytes that a device has altogether."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cases(options: argparse.Namespace, dtype_name: str) -> list[Case]:

@@ -15,9 +15,13 @@
 #include <cstdint>
 #include <cstring>
 
+#undef __grid_constant__
+#undef __noinline__
 #undef __shared__
 #define __shared__ static thread_local
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define __noinline__ __attribute__((noinline))
 
 namespace emulator {
 
