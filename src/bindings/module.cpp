@@ -209,6 +209,9 @@ std::optional<DLTensor> ordinary(py::handle tensor) {
   return raw;
 }
 
+// Only the CPU's kernels want to know.
+int threads_for(const DLTensor& source) { return source.device.device_type == kDLCPU ? Torch::get().threads() : 1; }
+
 bool are_plain(py::handle a, py::handle b) {
   const Torch& torch = Torch::get();
   return torch.at_rest() && !torch.autocasts() && ordinary(a) && ordinary(b) && !torch.needs_grad(a) &&
@@ -251,7 +254,7 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   const bool recorded = torch.needs_grad(input);
   if (recorded && torch.transforms()) return py::none();
   const py::object output = torch.empty_like(input, dtype);
-  forward(Borrowed(*raw), output, dims->get(), log, torch.threads());
+  forward(Borrowed(*raw), output, dims->get(), log, threads_for(*raw));
   if (!recorded) return output;
   const py::tuple tuple = PyLong_CheckExact(dim.ptr()) ? py::make_tuple(dim) : py::reinterpret_borrow<py::tuple>(dim);
   return record(input, py::make_tuple(output, tuple, torch.dtype(*source), log));
@@ -266,7 +269,7 @@ py::object plain_backward(py::handle grad_output, py::handle output, py::handle 
   // (grad_output needs a gradient only where the output, which leads back to this node, does)
   if (!grad || !from || from->ndim > kMaxGroups || torch.needs_grad(output)) return py::none();
   const py::object grad_input = torch.empty_like(output, input_dtype);
-  backward(Borrowed(*grad), Borrowed(*from), grad_input, dims->get(), log, torch.threads());
+  backward(Borrowed(*grad), Borrowed(*from), grad_input, dims->get(), log, threads_for(*from));
   return grad_input;
 }
 

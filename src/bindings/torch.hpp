@@ -39,10 +39,10 @@ class Torch {
 
   // Whether the tensor is nobody's subclass and has memory that holds its elements as they are. Torch's own question
   // is about meta, sparse, batched and functional tensors, and those that a transform left behind; any tensor is like a
-  // subclass while a dispatch mode is active.
+  // subclass while a dispatch mode is active. (Nested tensors, which have no sizes, torch refuses to exchange.)
   bool is_ordinary(py::handle tensor) const {
     return Py_TYPE(tensor.ptr()) == reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()) &&
-           !is_true(is_like_subclass_, tensor) && !has(is_nested_, tensor) && !is_true(is_negative_, tensor);
+           !is_true(is_like_subclass_, tensor) && !is_true(is_negative_, tensor);
   }
 
   bool is_zero(py::handle tensor) const { return is_true(is_zero_, tensor); }
@@ -66,6 +66,7 @@ class Torch {
 
   py::handle dtype(DType dtype) const { return dtypes_[static_cast<int>(dtype)]; }
 
+  // Of the CPU, that a call may use.
   int threads() const { return static_cast<int>(PyLong_AsLong(call(get_num_threads_).ptr())); }
 
  private:
@@ -92,7 +93,6 @@ class Torch {
   py::object c_ = torch_.attr("_C");
   py::object tensor_type_ = torch_.attr("Tensor");
   py::object is_like_subclass_ = c_.attr("_dispatch_isTensorSubclassLike");
-  py::object is_nested_ = tensor_type_.attr("is_nested");
   py::object is_negative_ = tensor_type_.attr("is_neg");
   py::object is_zero_ = tensor_type_.attr("_is_zerotensor");
   py::object requires_grad_ = tensor_type_.attr("requires_grad");

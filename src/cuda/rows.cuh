@@ -207,15 +207,13 @@ class Row {
       }
     } else {
 #pragma unroll
-      for (int item = 0; item < kVectors; ++item) {
-        raw[item] = nothing();
-        const Index at = first + item * step;
-        if (at >= end) continue;
-#pragma unroll 1
-        for (int k = 0; k < kVector; ++k) {
-          raw[item].source.push(inside(at + k), source_ + at + k);
-          if constexpr (kBackward) raw[item].grad.push(inside(at + k), grad_ + at + k);
-        }
+      for (int item = 0; item < kVectors; ++item) raw[item] = nothing();
+#pragma unroll
+      for (int i = 0; i < kVectors * kVector; ++i) {
+        const Index at = first + i / kVector * step + i % kVector;
+        if (at < 0 || at >= end) continue;
+        raw[i / kVector].source.insert(i % kVector, source_ + at);
+        if constexpr (kBackward) raw[i / kVector].grad.insert(i % kVector, grad_ + at);
       }
     }
     if constexpr (Operation::kFused)

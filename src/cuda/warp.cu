@@ -1,7 +1,6 @@
 // Warp regime: contiguous rows of at most 1024 elements, each read once and written once.
 // Rows of whole 16-byte vectors: the row, rounded up to a power of two, is the template parameter. Teams of 1 to 32
-// lanes hold a row each, or a few, as vectors in registers; shuffles reduce. A kernel serves all sizes of rows of which
-// a lane has as many vectors.
+// lanes hold a row each, or a few, as vectors in registers; shuffles reduce.
 // Rows that do not start on 16 bytes, but follow each other without gaps, are staged instead: a block copies a run of
 // them into shared memory as vectors, teams of lanes take words of 32 bits from there and put results back, and the
 // block copies those out as one run. Rows smaller than a vector are taken from there as the vectors that hold some.
@@ -17,17 +16,17 @@ template <typename Operation, int kLog2Dim>
 __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArguments<Operation> arguments) {
   constexpr int kVector = Row<Operation, int>::kVector;
   constexpr tuning::WarpLayout kLayout = tuning::warp_layout(kLog2Dim, kVector);
-  const unsigned lanes = arguments.lanes;
-  const int groups = tuning::kWarpBlock / lanes, group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  constexpr int kGroups = tuning::kWarpBlock / kLayout.lanes;
+  const int group = threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
   const auto row_of = [&](int team, int turn) {
-    return work::row(arguments.first_block + blockIdx.x, groups * kLayout.rows, team, groups, turn);
+    return work::row(arguments.first_block + blockIdx.x, kGroups * kLayout.rows, team, kGroups, turn);
   };
   int turns = 1;  // that have a row for any team: few rows should not wait for the turns of many
   while (turns < kLayout.rows && row_of(0, turns) < arguments.rows) ++turns;
   await_kernel_before();
   let_next_kernel_begin();
-  hold_rows<kLayout.vectors, kLayout.rows>(arguments, row_of(group, 0), groups, turns, lanes, lane,
-                                           Lanes{static_cast<int>(lanes)}, WarpExchange{});
+  hold_rows<kLayout.vectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,
+                                           Lanes{kLayout.lanes}, WarpExchange{});
 }
 
 // Copies `count` elements, in vectors by `copy_vector` and what is left of them, less than a vector, one by one. Both
@@ -262,12 +261,8 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
     } else {
       constexpr int kSmallest = std::bit_width(static_cast<unsigned>(kVector)) - 1;
       constexpr int kLargest = tuning::warp_max_log2_dim(sizeof(typename Operation::Source), Operation::kFused);
-      const auto compiled = [](int log2_dim) constexpr {
-        return tuning::warp_kernel_log2_dim(log2_dim, kVector, kLargest);
-      };
-      visit_int<kSmallest, kLargest>(compiled(plan.log2_dim), [&](auto log2_dim) {
-        if constexpr (compiled(log2_dim) == log2_dim)
-          launch_grid(warp_rows<Operation, log2_dim>, arguments, plan, pointers, stream);
+      visit_int<kSmallest, kLargest>(plan.log2_dim, [&](auto log2_dim) {
+        launch_grid(warp_rows<Operation, log2_dim>, arguments, plan, pointers, stream);
       });
     }
   });

@@ -162,18 +162,6 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
   return layout;
 }
 
-// The largest rows, up to 2^most, that are shared alike but for their lanes: kernels are compiled for these alone, and
-// told how many lanes share a row.
-constexpr int warp_kernel_log2_dim(int log2_dim, int vector, int most) {
-  const WarpLayout layout = warp_layout(log2_dim, vector);
-  while (log2_dim < most) {
-    const WarpLayout larger = warp_layout(log2_dim + 1, vector);
-    if (larger.vectors != layout.vectors || larger.rows != layout.rows) break;
-    ++log2_dim;
-  }
-  return log2_dim;
-}
-
 // ---- by architecture ----------------------------------------------------------------------------------------------
 
 struct Architecture {
