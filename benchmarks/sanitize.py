@@ -13,6 +13,8 @@ PROBLEMS = [
     ((40, 8), 1, (None, "block", "online", "split", "strided")),
     ((13, 21), 1, (None, "block", "cluster")),
     ((9, 100), 1, (None, "strided")),
+    ((70000, 3), 1, (None,)),  # so many rows that they are staged
+    ((20000, 21), 1, (None,)),
     ((7, 1000), 1, (None, "block", "online")),
     ((3, 1025), 1, (None, "warp", "block", "cluster", "split", "strided")),
     ((2, 9000), 1, (None, "block", "cluster", "online", "split")),

@@ -52,6 +52,28 @@ def test_more_than_two_to_the_31_elements(shape: tuple[int, ...], dim: int) -> N
             assert (errors(got_part, part.double() - total, log=True) <= 1).all()
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [1, 2, 3, 5, 7, 10, 21, 50, 77, 100, 197, 257, 300, 577, 999, 1023])
+def test_so_many_rows_that_they_are_staged(dim: int, dtype: torch.dtype, log: bool) -> None:
+    rows = 170_001 if dim < 50 else 34_001
+    x = normal((rows, dim)).to(dtype).requires_grad_()
+    if dim * dtype.itemsize % 16 != 0:
+        assert ndsoftmax.explain(x).staged
+    y = (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x)
+    assert_forward(y.detach(), x.detach(), 1, log=log)
+    grad = numbers(x.numel(), 1, device="cuda").view(x.shape).to(dtype)
+    y.backward(grad)
+    got, y64, grad64 = x.grad, y.detach().double(), grad.double()
+    if log:
+        exact = grad64 - y64.exp() * grad64.sum(1, keepdim=True)
+    else:
+        exact = y64 * (grad64 - (grad64 * y64).sum(1, keepdim=True))
+    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    allowed = torch.finfo(dtype).eps * exact.abs() + 64 * eps * grad64.abs().sum(1, keepdim=True)
+    assert ((got.double() - exact).abs() <= allowed + torch.finfo(dtype).smallest_normal).all()
+
+
 @every_shape
 def test_runs_on_the_current_stream_in_order(shape: tuple[int, ...], dim: int) -> None:
     x, late = torch.zeros(shape, device="cuda"), normal(shape)

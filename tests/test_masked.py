@@ -500,13 +500,13 @@ def test_biases_and_masks_of_rows_that_begin_anywhere(
     bias = numbers(rows * columns, 1, torch.float32 if dtype in HALVES else dtype, device).view(rows, columns)
     mask = numbers(rows * columns, 2, device=device).view(rows, columns) > 1
     monkeypatch.setenv("NDSOFTMAX_REGIME", regime)
-    for given in (bias[:1], bias, bias.to(dtype), bias.T.contiguous().T):
+    for one in (bias[:1], bias, bias.to(dtype), bias.T.contiguous().T):
         try:
-            got = ndsoftmax.softmax(x, bias=given, mask=mask)
+            got = ndsoftmax.softmax(x, bias=one, mask=mask)
         except (ValueError, RuntimeError) as refusal:
             assert "regime" in str(refusal)  # noqa: PT017
             return
-        exact = oracle.masked_forward(x, -1, ~mask, given, log=False)
+        exact = oracle.masked_forward(x, -1, ~mask, one, log=False)
         # sums of float32 round, and so does z, of which no term is larger than 8
         allowed = 1 + (16 + 4 * 8 + 2 * columns**0.5) * (1 if dtype in (torch.float32, torch.float64) else 2**-13)
         assert_within(oracle.errors(got, exact, log=False), torch.full_like(exact, allowed), got, exact)

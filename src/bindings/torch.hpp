@@ -26,9 +26,8 @@ class Torch {
   bool at_rest() const {
     return !is_true(function_mode_active_) && !is_true(tracing_) && !is_true(profiler_active_) &&
            PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
-           std::all_of(pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) {
-             return mode.is_none();
-           });
+           std::all_of(
+               pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) { return mode.is_none(); });
   }
 
   // Whether a torch.func transform is at work: then gradients may be recorded at several levels.

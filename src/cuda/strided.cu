@@ -11,8 +11,8 @@
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
 // through distributed shared memory. Where it is longer still, or no strip is worth a tile: the online softmax, which
 // reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
-// Any strides, any number of groups on every axis; only tiles assume that dim is one, and kColumns > 1 that the innermost
-// group of columns has stride 1.
+// Any strides, any number of groups on every axis; only tiles assume that dim is one, and kColumns > 1 that the
+// innermost group of columns has stride 1.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -250,8 +250,7 @@ class TileExchange {
         });
     if (cluster > 1) {
       complete_.wait(columns_ * cluster * sizeof(State));
-      gather<State>(
-          columns_, cluster, [&](int column, int rank) { return of_blocks[column * cluster + rank]; }, give);
+      gather<State>(columns_, cluster, [&](int column, int rank) { return of_blocks[column * cluster + rank]; }, give);
     }
     __syncthreads();
     if (thread.column < words_)
@@ -883,7 +882,8 @@ void launch_strided(const Problem& problem, const Plan& plan, const Pointers& po
         tuning::tile_columns(sizeof(typename Operation::Source), sizeof(typename Operation::Result));
     const auto with = [&](auto launch) { launch(problem, plan, pointers, stream); };
     if (plan.passes == 1) {
-      return with(kColumns > 1 && plan.vector == kColumns ? launch_tile<Operation, kColumns> : launch_tile<Operation, 1>);
+      return with(kColumns > 1 && plan.vector == kColumns ? launch_tile<Operation, kColumns>
+                                                          : launch_tile<Operation, 1>);
     }
     if (plan.vector == kVector) return with(launch_online<Operation, kVector, true>);
     with(problem.dim.rank <= 1 ? launch_online<Operation, 1, true> : launch_online<Operation, 1, false>);

@@ -19,10 +19,11 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
   constexpr int kGroups = tuning::kWarpBlock / kLayout.lanes;
   const int group = threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
   const auto row_of = [&](int team, int turn) {
-    return work::row(arguments.first_block + blockIdx.x, kGroups * kLayout.rows, team, kGroups, turn);
+    return work::row(arguments.first_block + blockIdx.x, arguments.rows_per_block, team, kGroups, turn);
   };
+  const int most_turns = arguments.rows_per_block / kGroups;
   int turns = 1;  // that have a row for any team: few rows should not wait for the turns of many
-  while (turns < kLayout.rows && row_of(0, turns) < arguments.rows) ++turns;
+  while (turns < kLayout.rows && turns < most_turns && row_of(0, turns) < arguments.rows) ++turns;
   await_kernel_before();
   let_next_kernel_begin();
   hold_rows<kLayout.vectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,

@@ -89,16 +89,22 @@ tuning::WarpLayout held_layout(const Rows& rows) {
   return tuning::warp_layout(log2_up(rows.vectors * rows.vector), rows.vector);
 }
 
+bool fits_warp(const Problem& problem, const Rows& rows) {
+  return rows.vectors * rows.vector <= 1 << tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any);
+}
+
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and where a
 // quarter of the lanes that hold vectors would hold none; not where masks can be read as words, which are then the
-// most.
-bool should_stage(const Problem& problem, const Rows& rows) {
+// most, nor where rows are so few that all are under way at once.
+bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
   if (problem.fused.any && problem.dim.size > tuning::staged_fused_dim(size_of(problem.source))) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
-  if (problem.dim.size % rows.vector != 0) return true;
   const int lanes = held_layout(rows).lanes;
+  const std::int64_t room = std::int64_t{tuning::kWarpBlocks} * tuning::kWarpBlock * device.multiprocessors;
+  if (rows.count * lanes <= room && fits_warp(problem, rows)) return false;
+  if (problem.dim.size % rows.vector != 0) return true;
   return !problem.fused.any && 4 * rows.vectors <= 3 * lanes * divide_up(rows.vectors, lanes);
 }
 
@@ -153,14 +159,15 @@ Plan row_plan(Regime regime, const Rows& rows, std::int64_t threads_per_row) {
 
 Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device) {
   Plan plan;
-  if (should_stage(problem, rows)) plan = staged_plan(problem, rows, device);
+  if (should_stage(problem, rows, device)) plan = staged_plan(problem, rows, device);
   if (!plan.staged || plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block)) {
-    if (rows.vectors * rows.vector > 1 << tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any))
-      return {{}, "a row is wider than the registers of a warp"};
+    if (!fits_warp(problem, rows)) return {{}, "a row is wider than the registers of a warp"};
     const tuning::WarpLayout layout = held_layout(rows);
     plan = row_plan(Regime::warp, rows, layout.lanes);
     plan.log2_dim = log2_up(rows.vectors * rows.vector);
-    plan.rows_per_block = tuning::kWarpBlock / layout.lanes * layout.rows;
+    const int teams = tuning::kWarpBlock / layout.lanes;
+    const std::int64_t useful = rows.count / (std::int64_t{teams} * device.multiprocessors * tuning::kWarpBlocks);
+    plan.rows_per_block = teams * static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
     plan.why = "a row fits in the registers of a warp, or of a part of one";
   }
   plan.block = tuning::kWarpBlock;
@@ -696,8 +703,7 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan) {
   const int alignment = alignment_of(problem, tile.width);
   // rows of words need source and gradient to be odd, or even, together
   const bool alike = alignment >= 4 || !problem.has(kGrad) || (dim_stride(kSource) - dim_stride(kGrad)) % 2 == 0;
-  if (tile.strips == 1 && strips_are_runs(problem) &&
-      tile.width * bytes >= tuning::kSectorBytes && alike) {
+  if (tile.strips == 1 && strips_are_runs(problem) && tile.width * bytes >= tuning::kSectorBytes && alike) {
     tile.copy = Copy::rows;
     tile.unit = std::max(alignment, 4);
     tile.phased = alignment < 4;

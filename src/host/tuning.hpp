@@ -68,6 +68,9 @@ constexpr int warp_max_log2_dim(int source_bytes, bool fused) {
 }
 inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
+// Blocks a multiprocessor, which 64 registers a thread allow, before lanes work on more than a row, and rows are
+// staged: while all are under way at once, either would only take longer.
+inline constexpr int kWarpBlocks = 8;
 
 // Staged rows lie in shared memory, where nothing but its size bounds what is under way: eight blocks, as many as 64
 // registers a thread allow, keep more than 100 KiB on a multiprocessor, which memory needs to be busy (48 KiB gave 0.75
