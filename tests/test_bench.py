@@ -109,7 +109,7 @@ BAD = [
     ("4x5 --seconds -1", "'-1' is not a time"),
     ("4x5 --seconds 0", "'0' is not a time"),
     ("4x5 --seconds inf", "'inf' is not a time"),
-    ("999999x999999x99 --device cpu", "999999x999999x99 takes 720.3 TiB of memory, cpu has"),
+    ("999999x999999x99 --device cpu", "999999x999999x99 takes 1441 TiB of memory, cpu has"),
     ("4x5 --csv same --json ./same", "same'"),
     ("4x5 --csv same.svg --plot same.svg", "same.svg'"),
     ("--suite nothing", "ladder"),

@@ -505,10 +505,10 @@ def test_biases_and_masks_of_rows_that_begin_anywhere(
             got = ndsoftmax.softmax(x, bias=one, mask=mask)
         except (ValueError, RuntimeError) as refusal:
             assert "regime" in str(refusal)  # noqa: PT017
-            return
+            continue
         exact = oracle.masked_forward(x, -1, ~mask, one, log=False)
-        # sums of float32 round, and so does z, of which no term is larger than 8
-        allowed = 1 + (16 + 4 * 8 + 2 * columns**0.5) * (1 if dtype in (torch.float32, torch.float64) else 2**-13)
+        # sums of the accumulator round, and so does z, of which no term is larger than 8
+        allowed = 1 + (16 + 4 * 8 + 2 * columns**0.5) * (2**-13 if dtype in HALVES else 1)
         assert_within(oracle.errors(got, exact, log=False), torch.full_like(exact, allowed), got, exact)
 
 

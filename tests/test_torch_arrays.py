@@ -112,3 +112,21 @@ def test_real_libraries(function: Any, name: str) -> None:
     y = function(x, 1)
     assert type(y) is type(x)
     np.testing.assert_allclose(y.get() if name == "cupy" else np.asarray(y), function(X, 1), rtol=1e-6)
+
+
+class OfNoLibrary:
+    """An array of the standard, whose module takes none back."""
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return torch.zeros(3).__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return torch.zeros(3).__dlpack_device__()
+
+
+@FUNCTIONS
+def test_results_that_cannot_be_arrays_are_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"dtype is torch\.bfloat16, which NumPy has not"):
+        function(X, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match="input is a OfNoLibrary, whose library takes nothing back"):
+        function(OfNoLibrary())

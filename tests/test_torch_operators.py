@@ -198,6 +198,16 @@ def test_compile_says_what_eager_says(device: str, function: Any, dim: Any, erro
 
 @FUNCTIONS
 @pytest.mark.usefixtures("_fresh_dynamo")
+def test_compile_says_of_a_dim_that_varies_what_it_was(device: str, function: Any) -> None:
+    x = normal(3, 4, device=device)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+    compiled(x, 0), compiled(x, 1)
+    with pytest.raises(Exception, match=r"Dimension out of range.*but got 5"):
+        compiled(x, 5)
+
+
+@FUNCTIONS
+@pytest.mark.usefixtures("_fresh_dynamo")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor")
 def test_compiled_autograd(device: str, function: Any) -> None:
     x = normal(3, 4, device=device).requires_grad_()

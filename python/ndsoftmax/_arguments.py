@@ -74,10 +74,10 @@ def wrap_dims(dims: Sequence[int], rank: int) -> list[int]:
     for dim in dims:
         if not -reach <= dim < reach:
             raise IndexError(
-                f"Dimension out of range (expected to be in range of [{-reach}, {reach - 1}], but got {dim})"
+                f"Dimension out of range (expected to be in range of [{-reach}, {reach - 1}], but got {int(dim)})"
             )
         if dim % reach in wrapped:
-            raise RuntimeError(f"dim {dim % reach} appears multiple times in the list of dims")
+            raise RuntimeError(f"dim {int(dim) % reach} appears multiple times in the list of dims")
         wrapped.append(dim % reach)
     return wrapped
 
@@ -139,7 +139,12 @@ def as_scale(scale: object) -> float:
         return scale  # type: ignore[return-value]
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise TypeError(f"scale must be a number, but got {scale!r} of type {type(scale).__name__}")
-    return float(scale)
+    try:
+        return float(scale)
+    except OverflowError:
+        raise ValueError(
+            f"scale must be a number that float64 can hold, but has {int(scale).bit_length()} bits"
+        ) from None
 
 
 def as_causal(causal: object) -> str:

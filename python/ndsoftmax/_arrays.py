@@ -5,12 +5,22 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 import torch.utils.dlpack
 from torch import Tensor
 
 
 def is_array(input: object) -> bool:
     return not isinstance(input, Tensor) and hasattr(type(input), "__dlpack__")
+
+
+def check_array(array: Any, dtype: torch.dtype | None) -> None:
+    """Raises unless the result can be an array of the same library."""
+    if _is_numpy(array):
+        if dtype == torch.bfloat16:
+            raise TypeError("dtype is torch.bfloat16, which NumPy has not; it may be float16, float32 or float64")
+    elif not hasattr(array, "__array_namespace__") and not hasattr(_home_of(array), "from_dlpack"):
+        raise TypeError(f"input is a {type(array).__name__}, whose library takes nothing back by DLPack; pass a tensor")
 
 
 def as_tensor(array: Any) -> Tensor:
@@ -29,7 +39,11 @@ def like_array(tensor: Tensor, array: Any) -> Any:
         return tensor.numpy()
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__().from_dlpack(tensor)
-    return sys.modules[type(array).__module__.partition(".")[0]].from_dlpack(tensor)  # CuPy before 14
+    return _home_of(array).from_dlpack(tensor)  # CuPy before 14
+
+
+def _home_of(array: object) -> Any:
+    return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 def _is_numpy(array: object) -> bool:

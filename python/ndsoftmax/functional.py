@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ndsoftmax import _C, _masked
 from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype, wrap_dims
-from ndsoftmax._arrays import as_tensor, is_array, like_array
+from ndsoftmax._arrays import as_tensor, check_array, is_array, like_array
 from ndsoftmax._C import plain_forward
 from ndsoftmax._library import FORWARD, record_plain
 from ndsoftmax._masked import Causal, FullyMasked, Masking, as_masking
@@ -226,6 +226,7 @@ def _long_way(
     if has_torch_function(tensors):
         result: Tensor = handle_torch_function(function, tensors, input, dim, dtype, **fused, out=out)
     elif is_array(input):
+        check_array(input, dtype)
         fused = {name: as_tensor(value) if is_array(value) else value for name, value in fused.items()}
         result = like_array(function(as_tensor(input), dim, dtype, **fused, out=out), input)
     else:
@@ -239,7 +240,8 @@ def _checked(
     dims = as_dims(dim)
     if isinstance(input, Tensor) and (input.is_nested or is_traceable_wrapper_subclass(input)):
         if fused:
-            raise TypeError(f"{', '.join(fused)} do not go with a {type(input).__name__}")
+            given = ", ".join(name for name, value in fused.items() if value is not None and value is not False)
+            raise TypeError(f"{given} do not go with a {type(input).__name__}")
         return _torchs(log, input, dims, dtype, out)
     check_tensor("input", input)
     output_dtype = result_dtype(input, dtype)

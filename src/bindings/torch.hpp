@@ -38,10 +38,10 @@ class Torch {
 
   // Whether the tensor is nobody's subclass and has memory that holds its elements as they are. Torch's own question
   // is about meta, sparse, batched and functional tensors, and those that a transform left behind; any tensor is like a
-  // subclass while a dispatch mode is active. (Nested tensors, which have no sizes, torch refuses to exchange.)
+  // subclass while a dispatch mode is active.
   bool is_ordinary(py::handle tensor) const {
     return Py_TYPE(tensor.ptr()) == reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()) &&
-           !is_true(is_like_subclass_, tensor) && !is_true(is_negative_, tensor);
+           !is_true(is_like_subclass_, tensor) && !has(is_nested_, tensor) && !is_true(is_negative_, tensor);
   }
 
   bool is_zero(py::handle tensor) const { return is_true(is_zero_, tensor); }
@@ -92,6 +92,7 @@ class Torch {
   py::object c_ = torch_.attr("_C");
   py::object tensor_type_ = torch_.attr("Tensor");
   py::object is_like_subclass_ = c_.attr("_dispatch_isTensorSubclassLike");
+  py::object is_nested_ = tensor_type_.attr("is_nested");
   py::object is_negative_ = tensor_type_.attr("is_neg");
   py::object is_zero_ = tensor_type_.attr("_is_zerotensor");
   py::object requires_grad_ = tensor_type_.attr("requires_grad");
@@ -106,7 +107,7 @@ class Torch {
   py::object profiler_active_ = torch_.attr("autograd").attr("_profiler_enabled");
   py::dict forward_level_dict_ = torch_.attr("autograd").attr("forward_ad").attr("__dict__");
   py::str forward_level_name_ = "_current_level";
-  // (a function of torch tells how many there are, in a microsecond; the list itself is as good)
+  // (torch has a function that counts them, in a microsecond; without this list, such tracers see no plain calls)
   py::list pre_dispatch_modes_ = py::getattr(torch_.attr("_ops").attr("mode_stack_state_for_pre_dispatch")(),
                                              "_ModeStackStateForPreDispatch__infra_modes", py::list());
   py::tuple dtype_keyword_ = py::make_tuple("dtype");

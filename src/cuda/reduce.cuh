@@ -36,6 +36,19 @@ struct Lanes {
       if (offset >= step && offset < step * lanes) x += __shfl_xor_sync(kAllLanes, x, offset);
     return x;
   }
+  // Float64 has nothing wider to be added in: what each addition rounds off is added up beside it. (Of infinities that
+  // is NaN, and means nothing.)
+  __device__ __forceinline__ double sum(double x) const {
+    double lost = 0;
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      if (offset >= step && offset < step * lanes) {
+        const double other = __shfl_xor_sync(kAllLanes, x, offset), total = x + other, part = total - x;
+        lost = (lost + __shfl_xor_sync(kAllLanes, lost, offset)) + ((x - (total - part)) + (other - part));
+        x = total;
+      }
+    return lost == lost ? x + lost : x;
+  }
 
   // MaxSum::combine over all lanes at once: one exponential a lane instead of two a step.
   template <typename Real>
@@ -89,7 +102,7 @@ __device__ __forceinline__ void combine_all(Sums& state, int count, const At& at
 
 // Calls then(column, part, parts, state) for every column with the combination of at(column, 0), …,
 // at(column, count - 1), from each of the threads that share the column: as many as there are states, up to a warp, or
-// as the block has for each column. The whole block must call.
+// as the block has for each column. The whole block, of whole warps, must call.
 template <typename State, typename At, typename Then>
 __device__ __forceinline__ void gather(int columns, int count, const At& at, const Then& then) {
   int log2_parts = 0;

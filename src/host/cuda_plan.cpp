@@ -617,8 +617,11 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.items = tuning::strided_online_items(bytes, problem.direction, problem.fused.any);
   const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
   plan.splits = std::clamp<std::int64_t>(room / tiles, 1, useful);
-  plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
-                             : "dim is longer than a tile: online softmax over columns, then a second pass";
+  if (problem.dim.rank > 1)
+    plan.why = "dim is several dimensions that do not lie as one: online softmax over columns, then a second pass";
+  else
+    plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
+                               : "dim is longer than a tile: online softmax over columns, then a second pass";
   plan.run = static_cast<int>(width);
   plan.threads_per_row = static_cast<int>(along);
   plan.rows_per_block = static_cast<int>(width * plan.vector);

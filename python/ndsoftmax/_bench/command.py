@@ -166,9 +166,10 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"{'x'.join(map(str, shape))} has no elements")
         dtype = max((DTYPES[name] for name in options.dtype or _DEFAULT_DTYPES), key=lambda dtype: dtype.itemsize)
         plan = ndsoftmax.explain(shape, options.dim, dtype=dtype, device=options.device)  # or dim is out of range
-        if plan.bytes > (most := _memory(options.device)):
+        needed = 2 * plan.bytes  # beside the tensors of a call, copies of its output, and what it is compared with
+        if needed > (most := _memory(options.device)):
             raise ValueError(
-                f"{'x'.join(map(str, shape))} takes {size(plan.bytes)} of memory, {options.device} has {size(most)}"
+                f"{'x'.join(map(str, shape))} takes {size(needed)} of memory, {options.device} has {size(most)}"
             )
     if options.backward and "ladder" in options.suite:
         raise ValueError("--backward: the suite ladder is forward alone")

@@ -45,7 +45,7 @@ def summary(rows: Sequence[Row], providers: Sequence[str]) -> str:
 def _slower_than_torch(rows: Sequence[Row]) -> list[str]:
     compared = [(row, row.seconds.get("ndsoftmax"), row.seconds.get("torch")) for row in rows]
     pairs = [(row, ours / torchs) for row, ours, torchs in compared if ours is not None and torchs is not None]
-    slower = [f"  {row.case} {row.dtype} ({ratio:.2f} × its time)" for row, ratio in pairs if ratio > 1]
+    slower = [f"  {row.case} {row.dtype} ({ratio:.2f} × its time)" for row, ratio in pairs if round(ratio, 2) > 1]
     return [f"slower than torch on {len(slower)} of {len(pairs)} shapes", *slower] if pairs else []
 
 
