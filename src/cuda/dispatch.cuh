@@ -184,8 +184,9 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
 // What the kernels that the current device runs were compiled for, 10 × major + minor.
 int compiled_compute_capability();
 
-// One launcher a regime, each in the file of its kernel.
+// One launcher a regime, or a form of it, each in the file of its kernel.
 void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+void launch_staged(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);

@@ -78,7 +78,8 @@ void launch(const Problem& problem, const Plan& plan, const Device& device, cons
                           device.compute_capability >= tuning::kOverlapFrom};
   const auto queue = static_cast<cudaStream_t>(stream);
   switch (plan.regime) {
-    case Regime::warp: return launch_warp(problem, plan, pointers, queue);
+    case Regime::warp:
+      return plan.staged ? launch_staged(problem, plan, pointers, queue) : launch_warp(problem, plan, pointers, queue);
     case Regime::block: return launch_block(problem, plan, pointers, queue);
     case Regime::cluster: return launch_cluster(problem, plan, pointers, queue);
     case Regime::online:

@@ -1,0 +1,245 @@
+// Warp regime, rows that do not start on 16 bytes, but follow each other without gaps, and are many: a block copies a
+// run of them into shared memory as vectors, teams of lanes take words of 32 bits from there and put results back, and
+// the block copies those out as one run. Rows smaller than a vector are taken from there as the vectors that hold some.
+// Memory, which sees whole vectors only, is the bound while an element takes less than its share of instructions: 32 of
+// a lane for one of 16 bits on an H200. So nothing loads or branches element by element: 14 to 16 are left.
+#include "cuda/async.cuh"
+#include "cuda/dispatch.cuh"
+
+namespace ndsoftmax::cuda {
+namespace {
+
+// Copies `count` elements, in vectors by `copy_vector` and what is left of them, less than a vector, one by one. Both
+// sides start on a vector.
+template <typename T, typename CopyVector>
+__device__ __forceinline__ void copy_by_block(const T* from, T* to, int count, const CopyVector& copy_vector) {
+  constexpr int kVector = tuning::kVectorBytes / sizeof(T), kStep = tuning::kWarpBlock * kVector;
+  const int thread = threadIdx.x, rest = count % kVector;
+  if (thread < rest) to[count - rest + thread] = from[count - rest + thread];
+  from += thread * kVector, to += thread * kVector;
+#pragma unroll 4
+  for (int left = count - rest - thread * kVector; left > 0; left -= kStep, from += kStep, to += kStep)
+    copy_vector(from, to);
+}
+
+// The rows of a block and where they are in shared memory. Results replace sources of the same size.
+template <typename Operation>
+struct Staged {
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  static constexpr bool kInPlace = sizeof(Source) == sizeof(Result);
+
+  std::int64_t first;
+  int rows;
+  Source *source, *grad;
+  Result* result;
+
+  __device__ __forceinline__ Staged(const RowArguments<Operation>& arguments, int dim)
+      : first((arguments.first_block + blockIdx.x) * arguments.rows_per_block),
+        rows(static_cast<int>(min(static_cast<std::int64_t>(arguments.rows_per_block), arguments.rows - first))),
+        source(reinterpret_cast<Source*>(dynamic_shared_memory())),
+        grad(source + arguments.rows_per_block * dim),
+        result(reinterpret_cast<Result*>(kInPlace    ? source
+                                         : kBackward ? grad + arguments.rows_per_block * dim
+                                                     : grad)) {
+    await_kernel_before();
+    let_next_kernel_begin();
+    const auto copy_vector = [](const Source* from, Source* to) { copy_async<tuning::kVectorBytes>(to, from); };
+    copy_by_block(arguments.source + first * dim, source, rows * dim, copy_vector);
+    if constexpr (kBackward) copy_by_block(arguments.grad + first * dim, grad, rows * dim, copy_vector);
+    await_copies();
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void store(const RowArguments<Operation>& arguments, int dim) const {
+    __syncthreads();
+    copy_by_block(result, arguments.result + first * dim, rows * dim, [](const Result* from, Result* to) {
+      Vec<Result, tuning::kVectorBytes / sizeof(Result)>::load(from).store(to);
+    });
+  }
+};
+
+template <typename Operation, int kItems>
+__global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  using Real = typename Operation::Real;
+  constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  constexpr int kWord = tuning::staged_word(sizeof(Source));
+  constexpr int kFull = tuning::staged_items_before(kItems, Operation::kFused);  // items that every lane has
+
+  const int dim = static_cast<int>(arguments.dim), step = arguments.lanes * kWord;
+  const Staged<Operation> staged(arguments, dim);
+  const unsigned lanes = arguments.lanes, teams = tuning::kWarpBlock / lanes;
+  const int team = work::staged_row(static_cast<int>(threadIdx.x / lanes), static_cast<int>(teams), arguments.apart);
+  const int lane = static_cast<int>(threadIdx.x % lanes);
+  for (int turn = 0; turn < staged.rows; turn += static_cast<int>(teams)) {
+    const int row = turn + team, start = row * dim;
+    const bool exists = row < staged.rows;
+    const int end = exists ? dim : 0;
+    const int first = work::first_element(0, arguments.lanes, lane, kWord, start % kWord);  // then every step-th
+    const auto inside = [&](int element) { return static_cast<unsigned>(element) < static_cast<unsigned>(end); };
+
+    LineIfFused<Operation, int, 1> fused;
+    if constexpr (Operation::kFused)
+      fused = fused_line<1>(arguments, offsets_in(arguments.outer, exists ? staged.first + row : 0), end, 0);
+    const auto element = [&](int i) { return first + i / kWord * step + i % kWord; };
+    if constexpr (Operation::kFused && kBackward) {
+#pragma unroll 1
+      for (int at = first; at < end; at += step)
+#pragma unroll
+        for (int k = 0; k < kWord; ++k) {
+          if (!inside(at + k) || fused.includes(at + k)) continue;
+          staged.source[start + at + k] = narrow<Source>(Operation::nothing().output);
+          staged.grad[start + at + k] = narrow<Source>(Operation::nothing().grad);
+        }
+    }
+    Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
+    typename Operation::Term terms[kItems * kWord];
+    // What other teams have of a word, they may be writing.
+    const auto take = [&](const Source* row, int item, Vec<Source, kWord>& word) {
+      const int element = first + item * step;
+      if (kWord > 1 && item == 0 && element < 0)
+        word.insert(kWord - 1, row);
+      else if (kWord > 1 && item >= kFull && element + kWord > end)
+        word.insert(0, row + element);
+      else
+        word = Vec<Source, kWord>::load(row + element);
+    };
+    const auto load = [&](int item) {
+      if (item >= kFull && first + item * step >= end) return;  // what does not exist before has room all the same
+      take(staged.source + start, item, source[item]);
+      if constexpr (kBackward) take(staged.grad + start, item, grad[item]);
+    };
+    const auto make_term = [&](int i) {
+      const int item = i / kWord, k = i % kWord;
+      terms[i] = Operation::term(source[item].widened(k), kBackward ? grad[item].widened(k) : 0);
+    };
+
+#pragma unroll
+    for (int item = 0; item < kItems; ++item) load(item);
+    if constexpr (Operation::kFused && !kBackward) {
+      constexpr int kSome = tuning::kStagedTogether * kWord;
+#pragma unroll
+      for (int group = 0; group < kItems * kWord; group += kSome) {
+        Extras<Operation, 1> extras[kSome];
+#pragma unroll
+        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) fused.load(element(group + i), extras[i]);
+#pragma unroll
+        for (int i = group; i < group + kSome && i < kItems * kWord; ++i) {
+          make_term(i);
+          fused.resolve(element(i), extras[i - group]);
+          const Real x = terms[i];
+          fused.terms(element(i), extras[i - group], [&](int) { return x; }, terms + i);
+        }
+        keep_order();  // or the compiler would load all, and have no registers
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems * kWord; ++i) {
+        make_term(i);
+        const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
+        if (ragged && !inside(element(i))) terms[i] = Operation::nothing();
+      }
+    }
+    const auto state = Operation::template reduce<kItems, kWord, kWord>(terms, kItems, Lanes{arguments.lanes});
+    const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
+
+    constexpr int kTogether = tuning::kStagedTogether;
+#pragma unroll
+    for (int group = 0; group < kItems; group += kTogether) {
+      if constexpr (kBackward) {  // again, rather than hold two operands
+#pragma unroll
+        for (int item = group; item < kItems && item < group + kTogether; ++item) load(item);
+#pragma unroll
+        for (int i = group * kWord; i < kItems * kWord && i < (group + kTogether) * kWord; ++i) make_term(i);
+      }
+#pragma unroll
+      for (int item = group; item < kItems && item < group + kTogether; ++item) {
+        const int element = first + item * step;
+        const auto word = Vec<Result, kWord>::narrowed([&](int k) { return finish(terms[item * kWord + k]); });
+        Result* const to = staged.result + start + element;
+        const bool whole = (item > 0 || element >= 0) && (item < kFull ? exists : element + kWord <= end);
+        if (Staged<Operation>::kInPlace && whole) {
+          word.store(to);
+        } else if (!Staged<Operation>::kInPlace || item == 0 || item >= kFull) {
+#pragma unroll
+          for (int k = 0; k < kWord; ++k)  // the rest of a word is another team's
+            if (inside(element + k)) word.extract(k, to + k);
+        }
+        if constexpr (Operation::kFused)
+          if (__builtin_expect(finish.taints(), 0))
+#pragma unroll 1
+            for (int k = 0; k < kWord; ++k)
+              if (inside(element + k) && finish.clears(fused.includes(element + k)))
+                to[k] = narrow<Result>(Operation::kExcluded);
+      }
+    }
+  }
+  staged.store(arguments, dim);
+}
+
+// Rows smaller than a vector: a thread takes the fewest whole vectors that hold whole rows.
+template <typename Operation, int kDim>
+__global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArguments<Operation> arguments) {
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  constexpr int kRows = tuning::rows_of_whole_vectors(kDim, sizeof(Source)), kElements = kRows * kDim;
+  using Rows = Vec<Source, kElements>;
+
+  const Staged<Operation> staged(arguments, kDim);
+  for (int row = threadIdx.x * kRows; row < staged.rows; row += tuning::kWarpBlock * kRows) {
+    const auto source = Rows::load(staged.source + row * kDim);
+    Rows grad;
+    if constexpr (kBackward) grad = Rows::load(staged.grad + row * kDim);
+    typename Operation::Real results[kElements];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      typename Operation::Term terms[kDim];
+#pragma unroll
+      for (int k = 0; k < kDim; ++k)
+        terms[k] = Operation::term(source.widened(r * kDim + k), kBackward ? grad.widened(r * kDim + k) : 0);
+      const auto finish = Operation::finish(Operation::template reduce<1, kDim, kDim>(terms, 1, Lanes{1}));
+#pragma unroll
+      for (int k = 0; k < kDim; ++k) results[r * kDim + k] = finish(terms[k]);
+    }
+    Vec<Result, kElements>::narrowed([&](int i) { return results[i]; }).store_shared(staged.result + row * kDim);
+  }
+  staged.store(arguments, kDim);
+}
+
+// Calls visitor(items), a constant, for the fewest items of which there is a kernel.
+template <typename Operation, int kItems = tuning::staged_items(1, Operation::kFused), typename Visitor>
+void visit_items(int items, const Visitor& visitor) {
+  constexpr int kBytes = sizeof(typename Operation::Source), kWord = tuning::staged_word(kBytes);
+  constexpr int kMost = Operation::kFused ? tuning::staged_items(tuning::staged_fused_dim(kBytes) / kWord + 1, true)
+                                          : (1 << tuning::kWarpMaxLog2Dim) / kWarp / kWord;
+  if (items <= kItems)
+    visitor(std::integral_constant<int, kItems>{});
+  else if constexpr (kItems < kMost)
+    visit_items<Operation, tuning::staged_items(kItems + 1, Operation::kFused)>(items, visitor);
+}
+
+}  // namespace
+
+void launch_staged(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  visit_operation(problem, [&]<typename Operation>() {
+    const auto arguments = row_arguments<Operation>(problem, plan, pointers);
+    constexpr int kVector = Row<Operation, int>::kVector;
+    if (plan.vector < kVector) {
+      visit_items<Operation>(plan.items, [&](auto items) {
+        launch_grid(staged_rows<Operation, items>, arguments, plan, pointers, stream);
+      });
+    } else {
+      if constexpr (tuning::has_tiny_rows(sizeof(typename Operation::Source), sizeof(typename Operation::Result),
+                                          Operation::kFused))
+        visit_int<1, kVector - 1>(static_cast<int>(problem.dim.size), [&](auto dim) {
+          launch_grid(tiny_rows<Operation, dim>, arguments, plan, pointers, stream);
+        });
+    }
+  });
+}
+
+}  // namespace ndsoftmax::cuda
