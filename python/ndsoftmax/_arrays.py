@@ -19,7 +19,7 @@ def check_array(array: Any, dtype: torch.dtype | None) -> None:
     if _is_numpy(array):
         if dtype == torch.bfloat16:
             raise TypeError("dtype is torch.bfloat16, which NumPy has not; it may be float16, float32 or float64")
-    elif not hasattr(array, "__array_namespace__") and not hasattr(_home_of(array), "from_dlpack"):
+    elif not hasattr(_library_of(array), "from_dlpack"):
         raise TypeError(f"input is a {type(array).__name__}, whose library takes nothing back by DLPack; pass a tensor")
 
 
@@ -37,13 +37,13 @@ def like_array(tensor: Tensor, array: Any) -> Any:
     """The tensor's memory as an array of the other array's library."""
     if _is_numpy(array):
         return tensor.numpy()
+    return _library_of(array).from_dlpack(tensor)
+
+
+def _library_of(array: Any) -> Any:
     if hasattr(array, "__array_namespace__"):
-        return array.__array_namespace__().from_dlpack(tensor)
-    return _home_of(array).from_dlpack(tensor)  # CuPy before 14
-
-
-def _home_of(array: object) -> Any:
-    return sys.modules[type(array).__module__.partition(".")[0]]
+        return array.__array_namespace__()
+    return sys.modules[type(array).__module__.partition(".")[0]]  # CuPy before 14
 
 
 def _is_numpy(array: object) -> bool:

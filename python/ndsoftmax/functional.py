@@ -240,7 +240,9 @@ def _checked(
     dims = as_dims(dim)
     if isinstance(input, Tensor) and (input.is_nested or is_traceable_wrapper_subclass(input)):
         if fused:
-            given = ", ".join(name for name, value in fused.items() if value is not None and value is not False)
+            given = ", ".join(
+                name for name, value in fused.items() if not any(value is no for no in (None, False, _ONE))
+            )
             raise TypeError(f"{given} do not go with a {type(input).__name__}")
         return _torchs(log, input, dims, dtype, out)
     check_tensor("input", input)

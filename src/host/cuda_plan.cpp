@@ -89,6 +89,11 @@ tuning::WarpLayout held_layout(const Rows& rows) {
   return tuning::warp_layout(log2_up(rows.vectors * rows.vector), rows.vector);
 }
 
+// Rows that are under way at once where so many lanes share one.
+std::int64_t rows_under_way(int lanes, const Device& device) {
+  return std::int64_t{tuning::kWarpBlock / lanes} * tuning::kWarpBlocks * device.multiprocessors;
+}
+
 bool fits_warp(const Problem& problem, const Rows& rows) {
   return rows.vectors * rows.vector <= 1 << tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any);
 }
@@ -102,8 +107,7 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
-  const std::int64_t room = std::int64_t{tuning::kWarpBlocks} * tuning::kWarpBlock * device.multiprocessors;
-  if (rows.count * lanes <= room && fits_warp(problem, rows)) return false;
+  if (rows.count <= rows_under_way(lanes, device) && fits_warp(problem, rows)) return false;
   if (problem.dim.size % rows.vector != 0) return true;
   return !problem.fused.any && 4 * rows.vectors <= 3 * lanes * divide_up(rows.vectors, lanes);
 }
@@ -165,9 +169,9 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
     const tuning::WarpLayout layout = held_layout(rows);
     plan = row_plan(Regime::warp, rows, layout.lanes);
     plan.log2_dim = log2_up(rows.vectors * rows.vector);
-    const int teams = tuning::kWarpBlock / layout.lanes;
-    const std::int64_t useful = rows.count / (std::int64_t{teams} * device.multiprocessors * tuning::kWarpBlocks);
-    plan.rows_per_block = teams * static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
+    const std::int64_t useful = rows.count / rows_under_way(layout.lanes, device);
+    plan.rows_per_block =
+        tuning::kWarpBlock / layout.lanes * static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
     plan.why = "a row fits in the registers of a warp, or of a part of one";
   }
   plan.block = tuning::kWarpBlock;

@@ -161,11 +161,11 @@ def _check(options: argparse.Namespace) -> None:
     if not options.shapes:
         options.suite = options.suite or _DEFAULT_SUITES
     options.suite = options.suite or ()
+    widest = max((DTYPES[name] for name in options.dtype or _DEFAULT_DTYPES), key=lambda dtype: dtype.itemsize)
     for shape in options.shapes:
         if 0 in shape:
             raise ValueError(f"{'x'.join(map(str, shape))} has no elements")
-        dtype = max((DTYPES[name] for name in options.dtype or _DEFAULT_DTYPES), key=lambda dtype: dtype.itemsize)
-        plan = ndsoftmax.explain(shape, options.dim, dtype=dtype, device=options.device)  # or dim is out of range
+        plan = ndsoftmax.explain(shape, options.dim, dtype=widest, device=options.device)  # or dim is out of range
         needed = 2 * plan.bytes  # beside the tensors of a call, copies of its output, and what it is compared with
         if needed > (most := _memory(options.device)):
             raise ValueError(
