@@ -176,6 +176,28 @@ def test_out_takes_no_part_in_autograd(device: str, function: Any) -> None:
         assert torch.equal(out, function(x, 1))
 
 
+@FUNCTIONS
+def test_out_counts_as_written(device: str, function: Any) -> None:
+    x = numbers(12, 0, device=device).view(3, 4)
+    weight = torch.ones(3, 4, device=device, requires_grad=True)
+    for out in (torch.zeros(3, 4, device=device), torch.zeros(4, 3, device=device).T, x):  # dense, strided, the input
+        before, product = out._version, weight * out
+        function(x, 1, out=out)
+        assert out._version > before
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+@FUNCTIONS
+def test_out_of_inference_mode(device: str, function: Any) -> None:
+    x = numbers(12, 0, device=device).view(3, 4)
+    with torch.inference_mode():
+        out = torch.zeros(3, 4, device=device)
+        assert torch.equal(function(x, 1, out=out), function(x, 1))
+    with pytest.raises(RuntimeError, match="inference"):
+        function(x, 1, out=out)
+
+
 def assert_refused(function: Any, x: Tensor, out: Tensor, match: str, dtype: torch.dtype | None = None) -> None:
     def state(tensor: Tensor) -> Any:
         return tensor._version, tuple(tensor.shape), tensor.stride(), None if tensor.is_meta else tensor.tolist()

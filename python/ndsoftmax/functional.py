@@ -106,8 +106,8 @@ def softmax(
             [0.5000, 0.5000]])
     """
     if mask is None and where is None and bias is None and scale is _ONE and causal is False and fully_masked is None:
-        if out is None and not is_dynamo_compiling():
-            result = plain_forward(input, dim, dtype, False, record_plain)
+        if not is_dynamo_compiling():
+            result = plain_forward(input, dim, dtype, False, record_plain, out)
             if result is not None:
                 return result
         return _long_way(False, input, dim, dtype, {}, out)
@@ -137,8 +137,8 @@ def log_softmax(
     tensor([-0.6931, -0.6931,    -inf])
     """
     if mask is None and where is None and bias is None and scale is _ONE and causal is False and fully_masked is None:
-        if out is None and not is_dynamo_compiling():
-            result = plain_forward(input, dim, dtype, True, record_plain)
+        if not is_dynamo_compiling():
+            result = plain_forward(input, dim, dtype, True, record_plain, out)
             if result is not None:
                 return result
         return _long_way(True, input, dim, dtype, {}, out)

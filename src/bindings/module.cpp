@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/torch.hpp"
@@ -120,7 +121,7 @@ class BorrowedFusion {
 
 // Gets workspace from torch's allocator, so that memory statistics, CUDA graphs and streams see it.
 struct Workspace {
-  py::handle like;
+  int device;
   py::object tensor;
 
   static void* allocate(void* context, std::size_t bytes) {
@@ -128,7 +129,7 @@ struct Workspace {
     const py::gil_scoped_acquire gil;
     const py::module_ torch = py::module_::import("torch");
     self.tensor = torch.attr("empty")(bytes, py::arg("dtype") = torch.attr("uint8"),
-                                      py::arg("device") = self.like.attr("device"));
+                                      py::arg("device") = "cuda:" + std::to_string(self.device));
     return reinterpret_cast<void*>(self.tensor.attr("data_ptr")().cast<std::uintptr_t>());
   }
 };
@@ -154,9 +155,9 @@ bool is_instant(const DLTensor& source) {
 }
 
 template <typename Call>
-void execute(py::handle like, const DLTensor& source, int threads, const Call& call) {
+void execute(const DLTensor& source, int threads, const Call& call) {
   const DLDevice device = source.device;
-  Workspace workspace{like, {}};
+  Workspace workspace{device.device_id, {}};
   Execution execution;
   execution.device = device_of(device, threads);
   execution.allocate = &Workspace::allocate;
@@ -173,18 +174,16 @@ Operation operation_of(bool log) { return log ? Operation::log_softmax : Operati
 
 using Dims = std::vector<std::int64_t>;
 
-void forward(const Borrowed& from, py::handle output, std::span<const std::int64_t> dims, bool log, int threads,
+void forward(const Borrowed& from, const Borrowed& to, std::span<const std::int64_t> dims, bool log, int threads,
              const Fusion& fusion = {}) {
-  const Borrowed to(output);
-  execute(output, from.raw, threads, [&](const Execution& execution) {
+  execute(from.raw, threads, [&](const Execution& execution) {
     host_softmax(operation_of(log), from.view, to.view, dims, execution, fusion);
   });
 }
 
-void backward(const Borrowed& grad, const Borrowed& from, py::handle grad_input, std::span<const std::int64_t> dims,
+void backward(const Borrowed& grad, const Borrowed& from, const Borrowed& to, std::span<const std::int64_t> dims,
               bool log, int threads, const Fusion& fusion = {}) {
-  const Borrowed to(grad_input);
-  execute(grad_input, from.raw, threads, [&](const Execution& execution) {
+  execute(from.raw, threads, [&](const Execution& execution) {
     host_softmax_backward(operation_of(log), grad.view, from.view, to.view, dims, execution, fusion);
   });
 }
@@ -241,8 +240,31 @@ std::optional<PlainDims> plain_dims(py::handle dim) {
   return dims.count > 0 ? std::optional(dims) : std::nullopt;
 }
 
+// The first byte that a tensor with elements has, and one past its last.
+std::pair<std::uintptr_t, std::uintptr_t> reach_of(const DLTensor& tensor) {
+  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.byte_offset;
+  std::uintptr_t elements = 1;
+  for (int d = 0; d < tensor.ndim; ++d)
+    elements += static_cast<std::uintptr_t>(tensor.shape[d] - 1) * static_cast<std::uintptr_t>(tensor.strides[d]);
+  return {first, first + elements * tensor.dtype.bits / 8};
+}
+
+// Whether a plain call may write `out`. Others, also those whose memory needs a closer look, take the long way.
+bool is_plain_out(py::handle out, const DLTensor& to, py::handle input, const DLTensor& from, DType dtype) {
+  const Torch& torch = Torch::get();
+  if (torch.needs_grad(input) || torch.needs_grad(out) || torch.is_inference(out)) return false;
+  const bool alike = find_dtype(to.dtype) == dtype && to.device.device_type == from.device.device_type &&
+                     to.device.device_id == from.device.device_id && to.ndim == from.ndim &&
+                     std::equal(to.shape, to.shape + to.ndim, from.shape);
+  if (!alike || !Torch::is_row_major(to)) return false;
+  const auto [from_begin, from_end] = reach_of(from);
+  const auto [to_begin, to_end] = reach_of(to);
+  return out.is(input) || to_end <= from_begin || from_end <= to_begin;
+}
+
 // Where the input needs a gradient, `record` gets the input and what was computed, and returns the output.
-py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, bool log, py::handle record) {
+py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, bool log, py::handle record,
+                         py::handle out) {
   const Torch& torch = Torch::get();
   const std::optional<PlainDims> dims = plain_dims(dim);
   if (!dims || !torch.at_rest()) return py::none();
@@ -251,10 +273,18 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   const std::optional<DType> source = find_dtype(raw->dtype);
   if (!source || !torch.is_fused(*source, dtype)) return py::none();
   if (size_of(*source) == 2 && dtype.is_none() && torch.autocasts()) return py::none();  // others it leaves alone
+  if (!out.is_none()) {
+    const std::optional<DLTensor> to = ordinary(out);
+    const DType result = dtype.is_none() || dtype.is(torch.dtype(*source)) ? *source : DType::float32;
+    if (!to || !is_plain_out(out, *to, input, *raw, result)) return py::none();
+    forward(Borrowed(*raw), Borrowed(*to), dims->get(), log, threads_for(*raw));
+    torch.increment_version(out);
+    return py::reinterpret_borrow<py::object>(out);
+  }
   const bool recorded = torch.needs_grad(input);
   if (recorded && torch.transforms()) return py::none();
-  const py::object output = torch.empty_like(input, dtype);
-  forward(Borrowed(*raw), output, dims->get(), log, threads_for(*raw));
+  const py::object output = torch.empty_like(input, *raw, dtype.is_none() ? torch.dtype(*source) : dtype);
+  forward(Borrowed(*raw), Borrowed(output), dims->get(), log, threads_for(*raw));
   if (!recorded) return output;
   const py::tuple tuple = PyLong_CheckExact(dim.ptr()) ? py::make_tuple(dim) : py::reinterpret_borrow<py::tuple>(dim);
   return record(input, py::make_tuple(output, tuple, torch.dtype(*source), log));
@@ -268,8 +298,9 @@ py::object plain_backward(py::handle grad_output, py::handle output, py::handle 
   const std::optional<DLTensor> grad = ordinary(grad_output), from = ordinary(output);
   // (grad_output needs a gradient only where the output, which leads back to this node, does)
   if (!grad || !from || from->ndim > kMaxGroups || torch.needs_grad(output)) return py::none();
-  const py::object grad_input = torch.empty_like(output, input_dtype);
-  backward(Borrowed(*grad), Borrowed(*from), grad_input, dims->get(), log, threads_for(*from));
+  const py::object grad_input =
+      torch.empty_like(output, *from, input_dtype.is_none() ? torch.dtype(dtype_of(from->dtype)) : input_dtype);
+  backward(Borrowed(*grad), Borrowed(*from), Borrowed(grad_input), dims->get(), log, threads_for(*from));
   return grad_input;
 }
 
@@ -403,13 +434,13 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "forward",
       [](py::handle input, py::handle output, const Dims& dims, bool log, int threads) {
-        forward(Borrowed(input), output, dims, log, threads);
+        forward(Borrowed(input), Borrowed(output), dims, log, threads);
       },
       py::arg("input"), py::arg("output"), py::arg("dims"), py::arg("log"), py::arg("threads"));
   module.def(
       "backward",
       [](py::handle grad_output, py::handle output, py::handle grad_input, const Dims& dims, bool log, int threads) {
-        backward(Borrowed(grad_output), Borrowed(output), grad_input, dims, log, threads);
+        backward(Borrowed(grad_output), Borrowed(output), Borrowed(grad_input), dims, log, threads);
       },
       py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("dims"), py::arg("log"),
       py::arg("threads"));
@@ -417,7 +448,7 @@ PYBIND11_MODULE(_C, module) {
       "masked_forward",
       [](py::handle input, py::handle output, py::handle mask, py::handle bias, const Dims& dims, bool log, bool where,
          double scale, const std::string& causal, bool zero, int threads) {
-        forward(Borrowed(input), output, dims, log, threads,
+        forward(Borrowed(input), Borrowed(output), dims, log, threads,
                 BorrowedFusion(mask, bias, where, scale, causal, zero).get());
       },
       py::arg("input"), py::arg("output"), py::arg("mask"), py::arg("bias"), py::arg("dims"), py::arg("log"),
@@ -427,14 +458,14 @@ PYBIND11_MODULE(_C, module) {
       [](py::handle grad_output, py::handle output, py::handle grad_input, py::handle mask, const Dims& dims, bool log,
          bool where, double scale, const std::string& causal, int threads) {
         // (rows that became constant are told by their output)
-        backward(Borrowed(grad_output), Borrowed(output), grad_input, dims, log, threads,
+        backward(Borrowed(grad_output), Borrowed(output), Borrowed(grad_input), dims, log, threads,
                  BorrowedFusion(mask, py::none(), where, scale, causal, true).get());
       },
       py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("mask"), py::arg("dims"),
       py::arg("log"), py::arg("where"), py::arg("scale"), py::arg("causal"), py::arg("threads"));
   module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"));
   module.def("plain_forward", &plain_forward, py::arg("input"), py::arg("dim"), py::arg("dtype"), py::arg("log"),
-             py::arg("record"));
+             py::arg("record"), py::arg("out"));
   module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
              py::arg("input_dtype"), py::arg("log"));
   module.attr("MAX_GROUPS") = kMaxGroups;
