@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import ndsoftmax
@@ -24,6 +25,7 @@ PROBLEMS = [
     ((1, 5000, 3), 1, (None,)),
     ((600, 40), 0, (None,)),
     ((6, 5, 4), (0, 2), (None,)),
+    ((40, 7, 30), (0, 2), (None,)),
 ]
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float64, None)]
 
@@ -58,7 +60,8 @@ def main() -> None:
             os.environ["NDSOFTMAX_REGIME"] = regime or ""
             for dtype, result in DTYPES:
                 x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
-                for fused, included in fusions(x.detach(), dims):
+                few = 2 if len(x) > 10000 else None  # many rows take long
+                for fused, included in islice(fusions(x.detach(), dims), few):
                     for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
                         try:
                             y = function(x, dim, result, **fused)

@@ -10,13 +10,15 @@
 
 #include <cstdint>
 
+#include "host/tuning.hpp"
+
 namespace ndsoftmax::cuda {
 
-// Code for older GPUs has no clusters, and what would only serve them falls away.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-inline constexpr bool kHasClusters = false;
+// Code for older GPUs falls away where the planner would not choose it.
+#if defined(__CUDA_ARCH__)
+inline constexpr bool kHasClusters = __CUDA_ARCH__ >= 900, kHasAsyncCopies = __CUDA_ARCH__ >= 10 * tuning::kAsyncFrom;
 #else
-inline constexpr bool kHasClusters = true;
+inline constexpr bool kHasClusters = true, kHasAsyncCopies = true;
 #endif
 
 #if defined(__CUDACC__)

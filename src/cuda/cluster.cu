@@ -19,6 +19,8 @@ struct Meeting {
 
 template <typename State>
 struct ClusterExchange {
+  static constexpr bool kAlone = false;
+
   Meeting<State>& meeting;
   int rank, blocks;
 
@@ -28,14 +30,14 @@ struct ClusterExchange {
   }
 
   template <typename Operation>
-  __device__ __forceinline__ auto finish(const State& held) const {
+  __device__ __forceinline__ auto finish(const Operation& operation, const State& held) const {
     __shared__ Shared<State, kWarp> warps;
     const State block = combine_warps(held, warps.get());
     const int thread = threadIdx.x, lane = thread % kWarp;
     ArrivalBarrier::await_cluster();
     if (thread < blocks) meeting.complete.send(block, meeting.states.get() + rank, thread);
     meeting.complete.wait(blocks * sizeof(State));
-    return Operation::finish(held, Lanes{}.combine(lane < blocks ? meeting.states.get()[lane] : State{}));
+    return operation.finish(held, Lanes{}.combine(lane < blocks ? meeting.states.get()[lane] : State{}));
   }
 };
 
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
 
 int compiled_compute_capability() {
   cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, cluster_row<Forward<false, float, float>, 8>), "cudaFuncGetAttributes");
+  check(cudaFuncGetAttributes(&attributes, cluster_row<Forward<float, float>, 8>), "cudaFuncGetAttributes");
   return attributes.ptxVersion;
 }
 

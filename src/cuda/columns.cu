@@ -160,8 +160,9 @@ class HeldColumns {
   };
 
   // Issues all loads. Steps are bytes. `whole` items are there in all threads, `mine` in this one, `items` at most.
-  __device__ __forceinline__ void load(const Source* source, std::int64_t source_step, const Source* grad,
-                                       std::int64_t grad_step, int whole, int mine, int items) {
+  __device__ __forceinline__ void load(const Operation& operation, const Source* source, std::int64_t source_step,
+                                       const Source* grad, std::int64_t grad_step, int whole, int mine, int items) {
+    operation_ = operation;
     mine_ = mine;
     items_ = items;
     each([&](int first) {
@@ -224,14 +225,15 @@ class HeldColumns {
       over_lanes([&](int offset) {
         Held other;
 #pragma unroll
-        for (int i = 0; i < kWords; ++i) other.words[i] = __shfl_xor_sync(kAllLanes, most.words[i], offset);
+        for (int i = 0; i < tuning::kVectorBytes / 4; ++i)
+          other.words[i] = __shfl_xor_sync(kAllLanes, most.words[i], offset);
         most = most.larger(other);
       });
 #pragma unroll
       for (int k = 0; k < kVector; ++k) states.state[k].max = most.widened(k) * scale_;
     } else if constexpr (kForward) {
       each_terms(
-          [&](int, int k, Term(&terms)[kTogether]) { Operation::template raise<kTogether>(states.state[k], terms); });
+          [&](int, int k, Term(&terms)[kTogether]) { operation_.template raise<kTogether>(states.state[k], terms); });
       over_lanes([&](int offset) {
 #pragma unroll
         for (auto& state : states.state) state.max = larger(state.max, __shfl_xor_sync(kAllLanes, state.max, offset));
@@ -240,11 +242,11 @@ class HeldColumns {
     each_terms([&](int first, int k, Term(&terms)[kTogether]) {
       auto& state = states.state[k];
       if constexpr (kForward && !kRaw) {
-        state.sum += Operation::template reduce<kTogether, 1, 1>(terms, kTogether, Known{state.max}).sum;
+        state.sum += operation_.template reduce<kTogether, 1, 1>(terms, kTogether, Known{state.max}).sum;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) source_[first + i].set(k, terms[i]);
       } else {
-        Operation::template add<kTogether>(state, terms);
+        operation_.template add<kTogether>(state, terms);
       }
     });
     over_lanes([&](int offset) {
@@ -257,39 +259,35 @@ class HeldColumns {
     return states;
   }
 
-  // Where the threads along dim are these lanes, and where they are more.
-  __device__ __forceinline__ static Finishes finish(const States& rows, const Fusing<Operation>& fusing) {
-    Finishes finish;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) finish.of[k] = settled<Operation>(Operation::finish(rows.state[k]), fusing);
-    return finish;
-  }
+  // `held`: what reduce() returned.
   __device__ __forceinline__ static Finishes finish(const States& held, const States& rows,
                                                     const Fusing<Operation>& fusing) {
     Finishes finish;
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
       finish.of[k] = settled<Operation>(
-          kRaw ? Operation::finish(rows.state[k]) : Operation::finish(held.state[k], rows.state[k]), fusing);
+          kRaw ? fusing.operation.finish(rows.state[k]) : fusing.operation.finish(held.state[k], rows.state[k]),
+          fusing);
     return finish;
   }
 
   __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step) const {
-    const auto store = [&](int item) {
+    const auto store = [&](int item, auto log) {
       const auto vector = Vec<Result, kVector>::narrowed(
-          [&](int k) { return kRaw ? finish.of[k].again(term(item, k)) : finish.of[k](term(item, k)); });
+          [&](int k) { return kRaw ? finish.of[k].again(term(item, k), log) : finish.of[k](term(item, k), log); });
       store_if(item < mine_, vector, result);
       result = advanced(result, step);
     };
-    each([&](int first) {
+    operation_.with_log([&](auto log) {
+      each([&](int first) {
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) store(first + i);
+        for (int i = 0; i < kTogether; ++i) store(first + i, log);
+      });
     });
   }
 
  private:
   using Held = Vec<Source, kVector>;
-  static constexpr int kWords = tuning::kVectorBytes / 4;
 
   // A team whose maximum is known.
   struct Known {
@@ -329,11 +327,11 @@ class HeldColumns {
   }
 
   // Backward, a gradient of 0 adds nothing to a sum, and the output matters to none but fused operations.
-  __device__ __forceinline__ static Held nothing() {
+  __device__ __forceinline__ Held nothing() const {
     if constexpr (kForward)
-      return Held::filled(Operation::nothing());
+      return Held::filled(operation_.nothing());
     else if constexpr (Operation::kFused)
-      return Held::filled(Operation::kEmpty);
+      return Held::filled(operation_.empty());
     else
       return {};
   }
@@ -341,6 +339,7 @@ class HeldColumns {
   Held source_[kItems], grad_[kForward ? 1 : kItems];
   int mine_, items_;
   Real scale_ = 1;
+  Operation operation_;
 };
 
 // Where the vector of columns of a thread is.
@@ -372,8 +371,8 @@ struct Place {
 
   template <typename Held>
   __device__ __forceinline__ void load(Held& held, int whole, int mine) const {
-    held.load(arguments.source + offset(kSource), step(kSource), arguments.grad + offset(kGrad), step(kGrad), whole,
-              mine, arguments.items);
+    held.load(arguments.fusing.operation, arguments.source + offset(kSource), step(kSource),
+              arguments.grad + offset(kGrad), step(kGrad), whole, mine, arguments.items);
   }
   template <typename Held>
   __device__ __forceinline__ void apply_fused(Held& held) const {
@@ -392,7 +391,8 @@ struct Place {
 #pragma unroll 1
         for (int item = 0; item < mine; ++item)
           if (finish.of[k].clears(line(item).includes(k)))
-            advanced(result, item * step(kResult))[k] = narrow<typename Operation::Result>(Operation::kExcluded);
+            advanced(result, item * step(kResult))[k] =
+                narrow<typename Operation::Result>(arguments.fusing.operation.excluded());
       }
   }
 
@@ -415,9 +415,7 @@ struct Place {
 };
 
 template <typename Operation, int kKernel>
-__global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
-                                  tuning::columns_min_blocks(kKernel, sizeof(typename Operation::Source)))
-    hold_columns(const ColumnsArguments<Operation> arguments) {
+__device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& arguments) {
   constexpr int kTurns = tuning::kColumnsKernels[kKernel].turns;
   using HeldOf = HeldColumns<Operation, tuning::kColumnsKernels[kKernel].vectors / kHeldOperands<Operation>>;
   using PlaceOf = Place<Operation>;
@@ -436,7 +434,7 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
       const PlaceOf place(arguments, first + turn * blockDim.x, 0);
       place.apply_fused(held[turn]);
       const auto states = held[turn].reduce(1, 1);
-      place.store(held[turn], HeldOf::finish(states, arguments.fusing), arguments.items);
+      place.store(held[turn], HeldOf::finish(states, states, arguments.fusing), arguments.items);
     }
   } else {
     const int along = arguments.along.size, cluster = cluster_of(arguments);
@@ -461,11 +459,17 @@ __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block,
     const bool speaks = !idle && thread.along == team << arguments.log2_lanes;
     typename HeldOf::Finishes finish;
     if (exchange.needless())
-      finish = HeldOf::finish(states, arguments.fusing);
+      finish = HeldOf::finish(states, states, arguments.fusing);
     else
       finish = HeldOf::finish(states, exchange(states, thread.column, team, speaks), arguments.fusing);
     place.store(held, finish, mine);
   }
+}
+
+template <typename Operation, int kKernel>
+__global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block, tuning::kColumnsKernels[kKernel].blocks)
+    hold_columns(const ColumnsArguments<Operation> arguments) {
+  if constexpr (kHasAsyncCopies) take_columns<Operation, kKernel>(arguments);
 }
 
 }  // namespace

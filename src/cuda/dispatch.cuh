@@ -23,20 +23,18 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-// Calls visitor.operator()<Operation>() for the operation, direction and dtypes of the problem.
+inline bool is_log(const Problem& problem) { return problem.operation == Operation::log_softmax; }
+
+// Calls visitor.operator()<Operation>() for the direction and dtypes of the problem, and whether anything is fused.
 template <bool kFused, typename Visitor>
 void visit_operation(const Problem& problem, Visitor&& visitor) {
-  const bool log = problem.operation == Operation::log_softmax, forward = problem.direction == Direction::forward;
+  const bool forward = problem.direction == Direction::forward;
   const auto with = [&]<typename Source, typename Result>() {
     // forward may widen, backward may narrow
-    if constexpr (sizeof(Source) <= sizeof(Result)) {
-      if (forward && log) return visitor.template operator()<Forward<true, Source, Result, kFused>>();
-      if (forward) return visitor.template operator()<Forward<false, Source, Result, kFused>>();
-    }
-    if constexpr (sizeof(Source) >= sizeof(Result)) {
-      if (!forward && log) return visitor.template operator()<Backward<true, Source, Result, kFused>>();
-      if (!forward) return visitor.template operator()<Backward<false, Source, Result, kFused>>();
-    }
+    if constexpr (sizeof(Source) <= sizeof(Result))
+      if (forward) return visitor.template operator()<Forward<Source, Result, kFused>>();
+    if constexpr (sizeof(Source) >= sizeof(Result))
+      if (!forward) return visitor.template operator()<Backward<Source, Result, kFused>>();
   };
   const bool same = problem.source == problem.result;
   const DType narrow = forward ? problem.source : problem.result;
@@ -62,14 +60,23 @@ void visit_operation(const Problem& problem, Visitor&& visitor) {
     visit_operation<false>(problem, visitor);
 }
 
-// Calls visitor(std::integral_constant<int, n>) for the n in [kFirst, kLast] that equals `value`.
-template <int kFirst, int kLast, typename Visitor>
+// Calls visitor.operator()<Operation>() likewise, with an operation that is told now which it is.
+template <typename Operation, typename Visitor>
+void visit_told(const Problem& problem, Visitor&& visitor) {
+  if (is_log(problem))
+    visitor.template operator()<typename Operation::template With<std::true_type>>();
+  else
+    visitor.template operator()<typename Operation::template With<std::false_type>>();
+}
+
+// Calls visitor(std::integral_constant<int, n>) for the n that equals `value`, of kFirst, kFirst + kStep, … kLast.
+template <int kFirst, int kLast, int kStep = 1, typename Visitor>
 void visit_int(int value, Visitor&& visitor) {
   if constexpr (kFirst <= kLast) {
     if (value == kFirst)
       visitor(std::integral_constant<int, kFirst>{});
     else
-      visit_int<kFirst + 1, kLast>(value, visitor);
+      visit_int<kFirst + kStep, kLast, kStep>(value, visitor);
   } else {
     throw std::logic_error("no kernel is compiled for " + std::to_string(value));
   }
@@ -87,9 +94,10 @@ inline std::int64_t extent(const Problem& problem, Operand operand) {
 // `neighbours`: along these, threads have several elements. `ragged`: and perhaps some that are none.
 template <typename Operation>
 Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers, const Group& neighbours, bool ragged) {
+  Fusing<Operation> fusing{};
+  if constexpr (std::is_same_v<decltype(fusing.operation.log), bool>) fusing.operation.log = is_log(problem);
   if constexpr (Operation::kFused) {
     const Fused& fused = problem.fused;
-    Fusing<Operation> fusing{};
     fusing.mask = static_cast<const std::uint8_t*>(pointers.mask);
     if (fused.mask) fusing.mask_end = fusing.mask + extent(problem, kMask);
     fusing.bias = static_cast<const std::uint8_t*>(pointers.bias);
@@ -103,10 +111,8 @@ Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers, co
     fusing.mask_flip = fused.mask_includes ? Excluded<1>::kAll : 0;
     fusing.scale = static_cast<typename Operation::Real>(fused.scale);
     fusing.diagonal = fused.diagonal;
-    return fusing;
-  } else {
-    return {};
   }
+  return fusing;
 }
 
 template <typename Operation>

@@ -7,14 +7,17 @@
 
 namespace ndsoftmax::cuda {
 
-// Of one launch. Operations that fuse nothing have an empty one.
+// Of one launch: the operation, and what it fuses.
 template <typename Operation, bool = Operation::kFused>
-struct Fusing {};
+struct Fusing {
+  Operation operation;
+};
 
 template <typename Operation>
 struct Fusing<Operation, true> {
   using Real = typename Operation::Real;
 
+  Operation operation;
   const std::uint8_t *mask, *mask_end;  // null: none
   const std::uint8_t *bias, *bias_end;  // null: none
   int mask_step, bias_step;             // from a neighbour to the next; 0: all have one
@@ -238,7 +241,7 @@ class FusedLine {
     if (N == 1 || excludes_some())
 #pragma unroll
       for (int k = 0; k < N; ++k)
-        if (extras.excluded[k]) terms[k] = Operation::nothing();
+        if (extras.excluded[k]) terms[k] = fusing_->operation.nothing();
   }
 
   // Puts terms in the place of what was loaded. Forward, 16 bits would round a bias and a scale: there, only nothing()
@@ -247,10 +250,10 @@ class FusedLine {
                                         Vec<Source, N>& grad) const {
     if constexpr (!kForward) {
       if (!excludes_some()) return;
-      replace(source, extras.excluded, Operation::nothing().output);
-      replace(grad, extras.excluded, Operation::nothing().grad);
+      replace(source, extras.excluded, fusing_->operation.nothing().output);
+      replace(grad, extras.excluded, fusing_->operation.nothing().grad);
     } else if constexpr (sizeof(Source) == 2) {
-      if (excludes_some()) replace(source, extras.excluded, Operation::nothing());
+      if (excludes_some()) replace(source, extras.excluded, fusing_->operation.nothing());
     } else {
       Term all[N];
       terms(first, extras, [&](int k) { return source.widened(k); }, all);
@@ -332,7 +335,8 @@ class FusedLine {
 };
 
 // Or nothing.
+struct NothingFused {};
 template <typename Operation, typename Index, int N>
-using LineIfFused = std::conditional_t<Operation::kFused, FusedLine<Operation, Index, N>, Fusing<Operation, false>>;
+using LineIfFused = std::conditional_t<Operation::kFused, FusedLine<Operation, Index, N>, NothingFused>;
 
 }  // namespace ndsoftmax::cuda

@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
   using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector, kUnroll = tuning::online_vectors(Operation::kDirection, Operation::kFused);
   using Raws = typename RowOf::Raw[kUnroll];
+  const Operation operation = arguments.fusing.operation;
   __shared__ Shared<State, kWarp> warps;
   __shared__ Shared<State, 1> whole;
 
@@ -58,13 +59,13 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
         if constexpr (Operation::kFused) row.terms(raw[i], at < end ? at : arguments.dim, terms + i * kVector);
       }
       if constexpr (Operation::kFused) {
-        Operation::template accumulate<kUnroll, kVector, kVector>(state, terms);
+        operation.template accumulate<kUnroll, kVector, kVector>(state, terms);
       } else {
-        Operation::raise(state, raw);
+        operation.raise(state, raw);
 #pragma unroll
         for (int i = 0; i < kUnroll; ++i) {
           row.terms(raw[i], first_of(base) + i * stride, terms);
-          Operation::template add<kVector>(state, terms);
+          operation.template add<kVector>(state, terms);
         }
       }
 #pragma unroll
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
         Term terms[kVector];
         row.resolve(raw[i], at);
         row.terms(raw[i], at, terms);
-        row.store(at, [&](int k) { return finish.again(terms[k]); });
+        operation.with_log([&](auto log) { row.store(at, [&](int k) { return finish.again(terms[k], log); }); });
         row.clean(at, 0, 1, finish);
       }
       raw[i] = next[i];

@@ -1,7 +1,7 @@
-// What is computed, apart from how it is spread: Forward and Backward, each for softmax and log_softmax. A kernel
-// loads terms, asks for the state of those a team of lanes holds, lets an exchange make it the state of the row, and
-// passes the terms through finish(). Fused operations also know rows of which nothing is left; what they fuse is
-// applied to terms (see fused.cuh), where excluded elements come to nothing().
+// What is computed, apart from how it is spread: Forward and Backward, of softmax or log_softmax. A kernel loads terms,
+// asks for the state of those a team of lanes holds, lets an exchange make it the state of the row, and passes the
+// terms through finish(). Fused operations also know rows of which nothing is left; what they fuse is applied to terms
+// (see fused.cuh), where excluded elements come to nothing().
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -13,22 +13,40 @@ namespace ndsoftmax::cuda {
 // exp(x) as exact as the result can show. A 16-bit result keeps at most 11 bits: there one multiplication and the
 // hardware's 2^x, wrong by 5e-6 at worst where the result is not yet 0, save most of the instructions. That 2^x knows
 // no denormal numbers, but bfloat16 does; so softmax computes 2^kBias times the exponential, which its sum divides out.
+// `only_x` asks for x instead: where it is not known when this is compiled, that takes no instruction.
 template <typename Result>
-__device__ __forceinline__ float exponential_for(float x, bool biased) {
-  constexpr float kLog2E = 1.44269504f, kBias = 64;
-  if constexpr (sizeof(Result) > 2) return expf(x);
-  const float power = fmaf(x, kLog2E, biased ? kBias : 0.0f);
+struct Exponential {
+  static constexpr float kLog2E = 1.44269504f, kBias = 64;
+
+  template <typename Only>
+  __device__ __forceinline__ static float of(float x, float bias, Only only_x) {
+    if constexpr (sizeof(Result) > 2) return only_x ? x : expf(x);
+    float y = fmaf(x, only_x ? 1 : kLog2E, only_x ? 0 : bias);
 #if defined(__CUDACC__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(power));
-  return y;
+    if constexpr (std::is_same_v<Only, bool>)
+      asm("{\n.reg .pred p;\nsetp.eq.s32 p, %1, 0;\n@p ex2.approx.ftz.f32 %0, %0;\n}" : "+f"(y) : "r"(int{only_x}));
+    else if constexpr (!Only::value)
+      asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(y));
+    return y;
 #else
-  return exp2f(power);
+    return only_x ? y : exp2f(y);
 #endif
-}
-template <typename Result>
-__device__ __forceinline__ double exponential_for(double x, bool) {
-  return exp(x);
+  }
+  template <typename Only>
+  __device__ __forceinline__ static double of(double x, float, Only only_x) {
+    return only_x ? x : exp(x);
+  }
+};
+
+// Calls visit(log) with a constant: two pieces of code, of which neither asks for each element.
+template <typename Log, typename Visit>
+__device__ __forceinline__ void parted(Log log, const Visit& visit) {
+  if constexpr (!std::is_same_v<Log, bool>)
+    visit(log);
+  else if (log)
+    visit(std::true_type{});
+  else
+    visit(std::false_type{});
 }
 
 // A sum over what one thread holds, in a few partial ones: shorter chains of additions, and less rounding where many
@@ -71,7 +89,8 @@ __device__ __forceinline__ Real reciprocal_for(Real x) {
   return 1 / x;
 }
 
-template <bool kLog, typename Source_, typename Result_, bool kFused_ = false>
+// Log: bool, where one kernel is softmax and log_softmax, told at run time; or std::true_type or std::false_type.
+template <typename Source_, typename Result_, bool kFused_ = false, typename Log = bool>
 struct Forward {
   using Source = Source_;
   using Result = Result_;
@@ -80,15 +99,28 @@ struct Forward {
   using Term = Real;  // x; once reduced for softmax, exp(x - the team's maximum)
   static constexpr Direction kDirection = Direction::forward;
   static constexpr bool kFused = kFused_;
-  static constexpr bool kReplacesTerms = !kLog;  // reduce() and add() leave exponentials
+
+  template <typename Other>
+  using With = Forward<Source, Result, kFused, Other>;
+
+  Log log;
+
+  // Calls visit(log).
+  template <typename Visit>
+  __device__ __forceinline__ void with_log(const Visit& visit) const {
+    visit(log);
+  }
 
   __device__ __forceinline__ static Term term(Real x, Real) { return x; }
   __device__ __forceinline__ static Term nothing() { return -std::numeric_limits<Real>::infinity(); }
+  // The result of an excluded element.
+  __device__ __forceinline__ Real excluded() const { return log ? -kInfinity : 0; }
 
-  // The state of a team's terms: kPerItem of each of the first `live` items, which lie kStep apart.
-  // Each term is exponentiated once, and kept so for softmax.
-  template <int kItems, int kPerItem, int kStep, typename Team>
-  __device__ __forceinline__ static State reduce(Term* terms, int live, const Team& team) {
+  // The state of a team's terms: kPerItem of each of the first `live` items, which lie kStep apart. Each term is
+  // exponentiated once, and for softmax replaced by that; for log_softmax by its distance from the maximum, where
+  // nothing but that is asked of it: kAlone says that the team is the row.
+  template <int kItems, int kPerItem, int kStep, bool kAlone = false, typename Team>
+  __device__ __forceinline__ State reduce(Term* terms, int live, const Team& team) const {
     State state;
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
@@ -99,16 +131,23 @@ struct Forward {
     state.max = team.max(state.max);
     const Real shift = State::shift(state.max);
     PartialSums<Real, kItems * kPerItem> sums;
+    const auto exponentiate = [&](auto log) {
 #pragma unroll
-    for (int item = 0; item < kItems; ++item) {
-      if (item >= live) break;
+      for (int item = 0; item < kItems; ++item) {
+        if (item >= live) break;
 #pragma unroll
-      for (int k = 0; k < kPerItem; ++k) {
-        const Real e = exponential_for<Result>(terms[item * kStep + k] - shift, !kLog);
-        sums.add(item * kPerItem + k, e);
-        if constexpr (!kLog) terms[item * kStep + k] = e;
+        for (int k = 0; k < kPerItem; ++k) {
+          Term& term = terms[item * kStep + k];
+          const Real x = term - shift, e = exponential(x, log);
+          sums.add(item * kPerItem + k, e);
+          term = !log ? e : kAlone || kKeepsDistances ? x : term;
+        }
       }
-    }
+    };
+    if constexpr (sizeof(Real) == 4)
+      parted(log, exponentiate);
+    else
+      exponentiate(log);
     state.sum = team.sum(sums.total());
     return state;
   }
@@ -126,14 +165,14 @@ struct Forward {
     state.max = team.max(larger(state.max, largest(raw)));
   }
   template <int kTerms>
-  __device__ __forceinline__ static void add(State& state, Term* terms) {
+  __device__ __forceinline__ void add(State& state, Term* terms) const {
     const Real shift = State::shift(state.max);
     PartialSums<Real, kTerms, tuning::kPartialSumsOfFew> sums;
 #pragma unroll
     for (int k = 0; k < kTerms; ++k) {
-      const Real e = exponential_for<Result>(terms[k] - shift, !kLog);
+      const Real e = exponential(terms[k] - shift, log);
       sums.add(k, e);
-      if constexpr (!kLog) terms[k] = e;
+      if (!log) terms[k] = e;
     }
     state.sum += sums.total();
   }
@@ -153,7 +192,7 @@ struct Forward {
 
   // Adds terms that will be loaded again: the online softmax.
   template <int kItems, int kPerItem, int kStep>
-  __device__ __forceinline__ static void accumulate(State& state, const Term* terms) {
+  __device__ __forceinline__ void accumulate(State& state, const Term* terms) const {
     Real max = state.max;
 #pragma unroll
     for (int i = 0; i < kItems * kPerItem; ++i) max = larger(max, terms[i / kPerItem * kStep + i % kPerItem]);
@@ -161,55 +200,70 @@ struct Forward {
     PartialSums<Real, kItems * kPerItem, tuning::kPartialSumsOfFew> sums;
 #pragma unroll
     for (int i = 0; i < kItems * kPerItem; ++i)
-      sums.add(i, exponential_for<Result>(terms[i / kPerItem * kStep + i % kPerItem] - shift, !kLog));
+      sums.add(i, exponential(terms[i / kPerItem * kStep + i % kPerItem] - shift, log));
     state.sum = state.sum * State::rescale(state.max, max) + sums.total();
     state.max = max;
   }
 
-  // Results from terms that reduce() has seen, of which it returned `held`, or from freshly loaded ones: again().
-  // `factor` moves a term from the maximum of its team to that of the row. It is no part of `scale`, because 2^kBias in
-  // the sum would make their product underflow before the result does.
-  struct Finish {
-    Real max, factor, scale;  // softmax: scale is 1 / sum; log_softmax: the logarithm of the sum
+  // A distance from the maximum of the row in two parts is off by an ulp, which 16 bits do not show.
+  static constexpr bool kKeepsDistances = sizeof(Result) == 2;
 
-    __device__ __forceinline__ Real operator()(Term term) const {
-      if constexpr (kLog)
-        return (term - max) - scale;
-      else
-        return term * factor * scale;
+  // Results from terms that reduce() has seen, of which it returned `held`, or from freshly loaded ones: again(). Both
+  // get what with_log() gives. What differs only by 0 or 1 is computed all the same: that is exact.
+  struct Finish {
+    Real max;
+    Real from_kept;  // log_softmax: taken from terms, or, where those are distances, from the result
+    // softmax: moves a term from the maximum of its team to that of the row. It is no part of `scale`, because 2^kBias
+    // in the sum would make their product underflow before the result does.
+    Real factor;
+    Real scale;        // softmax: 1 / sum
+    Real from_result;  // log_softmax: the logarithm of the sum
+
+    __device__ __forceinline__ Real operator()(Term term, Log) const {
+      if constexpr (kKeepsDistances) return term * factor * scale - from_kept;
+      return (term - from_kept) * factor * scale - from_result;
     }
-    __device__ __forceinline__ Real again(Term x) const {
-      if constexpr (kLog)
-        return (x - max) - scale;
-      else
-        return exponential_for<Result>(x - max, true) * scale;
+    __device__ __forceinline__ Real again(Term x, Log log) const {
+      return Exponential<Result>::of(x - max, Exponential<Result>::kBias, log) * scale - from_result;
     }
 
     // Decides what a row gets that has nothing but -inf, or nothing at all: its sum is 0.
     __device__ __forceinline__ void settle(bool dead_rows_are_zero, Real) {
-      if (dead_rows_are_zero && scale == (kLog ? -kInfinity : kInfinity)) max = scale = 0;
+      if (!dead_rows_are_zero || (scale != kInfinity && from_result != -kInfinity)) return;
+      max = from_kept = from_result = 0;
+      if (scale == kInfinity) scale = 0;
     }
-    // An excluded element comes to kExcluded as nothing() does, unless the row has a NaN or +inf: its sum is NaN.
-    __device__ __forceinline__ bool taints() const { return scale != scale; }
+    // An excluded element comes to excluded() as nothing() does, unless the row has a NaN or +inf: its sum is NaN.
+    __device__ __forceinline__ bool taints() const { return scale != scale || from_result != from_result; }
     __device__ __forceinline__ static bool clears(bool included) { return !included; }
   };
-  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
-  static constexpr Real kExcluded = kLog ? -kInfinity : 0;
 
   // Where the team is the row, or again() will be asked.
-  __device__ __forceinline__ static Finish finish(const State& row) {
-    if constexpr (kLog)
-      return {row.max, 1, logarithm(row.sum)};
-    else
-      return {row.max, 1, reciprocal_for<Result>(row.sum)};
+  __device__ __forceinline__ Finish finish(const State& row) const {
+    if (log) {
+      const Real logarithm_of_sum = logarithm(row.sum);
+      return {row.max, kKeepsDistances ? logarithm_of_sum : 0, 1, 1, logarithm_of_sum};
+    }
+    return {row.max, 0, 1, reciprocal_for<Result>(row.sum), 0};
   }
-  __device__ __forceinline__ static Finish finish(const State& held, const State& row) {
+  __device__ __forceinline__ Finish finish(const State& held, const State& row) const {
     Finish result = finish(row);
-    if constexpr (!kLog) result.factor = State::rescale(held.max, row.max);
+    if (!log)
+      result.factor = State::rescale(held.max, row.max);
+    else if constexpr (kKeepsDistances)
+      result.from_kept += held.max == row.max ? 0 : row.max - held.max;
+    else
+      result.from_kept = row.max;
     return result;
   }
 
  private:
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+
+  template <typename Told>
+  __device__ __forceinline__ static Real exponential(Real x, Told log) {
+    return Exponential<Result>::of(x, log ? 0 : Exponential<Result>::kBias, std::false_type{});
+  }
   template <typename Raw, int kVectors>
   __device__ __forceinline__ static Real largest(const Raw (&raw)[kVectors]) {
     decltype(raw[0].source) sources[kVectors];
@@ -222,7 +276,7 @@ struct Forward {
 };
 
 // softmax: dx = y (g - sum(g y)).  log_softmax: dx = g - exp(y) sum(g).
-template <bool kLog, typename Source_, typename Result_, bool kFused_ = false>
+template <typename Source_, typename Result_, bool kFused_ = false, typename Log = bool>
 struct Backward {
   using Source = Source_;
   using Result = Result_;
@@ -233,14 +287,26 @@ struct Backward {
   };
   static constexpr Direction kDirection = Direction::backward;
   static constexpr bool kFused = kFused_;
-  static constexpr bool kReplacesTerms = false;
-  static constexpr Real kEmpty = kLog ? -std::numeric_limits<Real>::infinity() : 0;  // the output of what is excluded
+
+  template <typename Other>
+  using With = Backward<Source, Result, kFused, Other>;
+
+  Log log;
+
+  // Calls visit(log), of one of two types: there is little to compile twice.
+  template <typename Visit>
+  __device__ __forceinline__ void with_log(const Visit& visit) const {
+    parted(log, visit);
+  }
 
   __device__ __forceinline__ static Term term(Real output, Real grad) { return {output, grad}; }
-  __device__ __forceinline__ static Term nothing() { return {kEmpty, 0}; }
+  __device__ __forceinline__ Term nothing() const { return {empty(), 0}; }
+  // The output of what is excluded, and its gradient.
+  __device__ __forceinline__ Real empty() const { return log ? -std::numeric_limits<Real>::infinity() : 0; }
+  __device__ __forceinline__ static Real excluded() { return 0; }
 
-  template <int kItems, int kPerItem, int kStep, typename Team>
-  __device__ __forceinline__ static State reduce(Term* terms, int live, const Team& team) {
+  template <int kItems, int kPerItem, int kStep, bool = false, typename Team>
+  __device__ __forceinline__ State reduce(Term* terms, int live, const Team& team) const {
     State state;
     accumulate<kItems, kPerItem, kStep, tuning::partial_sums(sizeof(Real))>(state, terms, live);
     total(state, team);
@@ -252,24 +318,26 @@ struct Backward {
   template <typename Raw>
   __device__ __forceinline__ static void raise(State&, const Raw&) {}
   template <int kTerms>
-  __device__ __forceinline__ static void add(State& state, const Term* terms) {
+  __device__ __forceinline__ void add(State& state, const Term* terms) const {
     accumulate<1, kTerms, kTerms, 1>(state, terms);
   }
 
   template <int kItems, int kPerItem, int kStep, int kSums = tuning::kPartialSumsOfFew>
-  __device__ __forceinline__ static void accumulate(State& state, const Term* terms, int live = kItems) {
+  __device__ __forceinline__ void accumulate(State& state, const Term* terms, int live = kItems) const {
     PartialSums<Real, kItems * kPerItem, kSums> sums;
     bool living = false;
+    with_log([&](auto log) {
 #pragma unroll
-    for (int item = 0; item < kItems; ++item) {
-      if (item >= live) break;
+      for (int item = 0; item < kItems; ++item) {
+        if (item >= live) break;
 #pragma unroll
-      for (int k = 0; k < kPerItem; ++k) {
-        const Term& term = terms[item * kStep + k];
-        sums.add(item * kPerItem + k, kLog ? term.grad : term.grad * term.output);
-        if constexpr (kFused) living |= term.output != kEmpty;
+        for (int k = 0; k < kPerItem; ++k) {
+          const Term& term = terms[item * kStep + k];
+          sums.add(item * kPerItem + k, log ? term.grad : term.grad * term.output);
+          if constexpr (kFused) living |= term.output != empty();
+        }
       }
-    }
+    });
     state.sum += sums.total();
     if constexpr (kFused) state.living += living;
   }
@@ -284,30 +352,33 @@ struct Backward {
     bool dead = false;  // the row got a constant
     Real scale = 1;
 
-    __device__ __forceinline__ Real operator()(Term term) const {
+    template <typename Told>
+    __device__ __forceinline__ Real operator()(Term term, Told log) const {
       Real result;
-      if constexpr (kLog)
-        result = term.grad - exponential_for<Result>(term.output, false) * sum;
+      if constexpr (log)
+        result = term.grad - Exponential<Result>::of(term.output, 0, std::false_type{}) * sum;
       else
         result = term.output * (term.grad - sum);
       return kFused ? result * scale : result;
     }
-    __device__ __forceinline__ Real again(Term term) const { return (*this)(term); }
+    template <typename Told>
+    __device__ __forceinline__ Real again(Term term, Told log) const {
+      return (*this)(term, log);
+    }
 
     __device__ __forceinline__ void settle(bool, Real fused_scale) { scale = fused_scale; }
     // An excluded element comes to 0 unless the sum, or the scale, is no number.
     __device__ __forceinline__ bool taints() const { return dead || (sum - sum) * scale != 0; }
     __device__ __forceinline__ bool clears(bool included) const { return dead || !included; }
   };
-  static constexpr Real kExcluded = 0;
 
-  __device__ __forceinline__ static Finish finish(const State& row) {
+  __device__ __forceinline__ Finish finish(const State& row) const {
     if constexpr (kFused)
       return {row.sum, row.living == 0};
     else
       return {row.sum};
   }
-  __device__ __forceinline__ static Finish finish(const State&, const State& row) { return finish(row); }
+  __device__ __forceinline__ Finish finish(const State&, const State& row) const { return finish(row); }
 };
 
 }  // namespace ndsoftmax::cuda

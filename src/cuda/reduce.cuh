@@ -132,17 +132,19 @@ __device__ __forceinline__ State combine_warps(State state, State* shared) {
 
 // How the state that a team of lanes holds becomes the row's, and what finishes its terms.
 struct WarpExchange {
+  static constexpr bool kAlone = true;  // the team is the row
   template <typename Operation>
-  __device__ __forceinline__ auto finish(const typename Operation::State& held) const {
-    return Operation::finish(held);
+  __device__ __forceinline__ auto finish(const Operation& operation, const typename Operation::State& held) const {
+    return operation.finish(held);
   }
 };
 
 struct BlockExchange {
+  static constexpr bool kAlone = false;
   template <typename Operation>
-  __device__ __forceinline__ auto finish(const typename Operation::State& held) const {
+  __device__ __forceinline__ auto finish(const Operation& operation, const typename Operation::State& held) const {
     __shared__ Shared<typename Operation::State, kWarp> warps;
-    return Operation::finish(held, combine_warps(held, warps.get()));
+    return operation.finish(held, combine_warps(held, warps.get()));
   }
 };
 

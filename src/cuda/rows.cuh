@@ -48,6 +48,8 @@ template <typename Operation>
 inline constexpr int kOperandsOf = Operation::kFused ? kOperands : kWhole;
 template <typename Operation>
 inline constexpr int kHeldOperands = tuning::held_operands(Operation::kDirection);
+template <typename Operation>
+inline constexpr bool kIsBackward = Operation::kDirection == Direction::backward;
 // 16-byte vectors of a row that a thread holds as terms.
 template <typename Operation>
 inline constexpr int kHeldVectors =
@@ -165,7 +167,9 @@ class Row {
 
   // A row that does not exist has no elements: every load and store of it falls away.
   __device__ __forceinline__ Row(const RowArguments<Operation>& arguments, std::int64_t row)
-      : dim_(row < arguments.rows ? static_cast<Index>(arguments.dim) : 0), ragged_(arguments.ragged) {
+      : dim_(row < arguments.rows ? static_cast<Index>(arguments.dim) : 0),
+        ragged_(arguments.ragged),
+        operation_(arguments.fusing.operation) {
     const auto offset = offsets_in(arguments.outer, row < arguments.rows ? row : 0);
     source_ = arguments.source + offset.at[kSource];
     grad_ = arguments.grad + offset.at[kGrad];
@@ -273,20 +277,20 @@ class Row {
 #pragma unroll 1
         for (int k = 0; k < kVector; ++k)
           if (inside(first + k) && finish.clears(fused_.includes(first + k)))
-            result_[first + k] = narrow<Result>(Operation::kExcluded);
+            result_[first + k] = narrow<Result>(operation_.excluded());
     }
   }
 
  private:
-  __device__ __forceinline__ static Raw nothing() {
+  __device__ __forceinline__ Raw nothing() const {
     Raw raw;
     if constexpr (Operation::kFused) {
       raw.source = raw.grad = {};
     } else if constexpr (kBackward) {
-      raw.source = Vec<Source, kVector>::filled(Operation::nothing().output);
-      raw.grad = Vec<Source, kVector>::filled(Operation::nothing().grad);
+      raw.source = Vec<Source, kVector>::filled(operation_.nothing().output);
+      raw.grad = Vec<Source, kVector>::filled(operation_.nothing().grad);
     } else {
-      raw.source = Vec<Source, kVector>::filled(Operation::nothing());
+      raw.source = Vec<Source, kVector>::filled(operation_.nothing());
     }
     return raw;
   }
@@ -304,6 +308,7 @@ class Row {
   Index dim_;
   int phase_ = 0;
   bool ragged_;
+  Operation operation_;
   bool vectors_only_ = true;  // no vector that touches the row reaches out of the tensor
   LineIfFused<Operation, Index, kVector> fused_;
 };
@@ -313,7 +318,7 @@ template <typename Operation, typename Exchange>
 __device__ __forceinline__ typename Operation::Finish finish_of(const Exchange& exchange,
                                                                 const typename Operation::State& held,
                                                                 const Fusing<Operation>& fusing) {
-  return settled<Operation>(exchange.template finish<Operation>(held), fusing);
+  return settled<Operation>(exchange.finish(fusing.operation, held), fusing);
 }
 
 // A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
@@ -330,6 +335,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused) &&
       kVectors > kHeldVectors<Operation>;
   const int step = threads_per_row * kVector;
+  const Operation operation = arguments.fusing.operation;
 
   RowOf row[kRows];
   typename RowOf::Raw raw[kRows][kVectors];
@@ -353,25 +359,28 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
     }
     typename Operation::State held;
     if constexpr (kRaw) {
-      Operation::raise(held, raw[r], team);
+      operation.raise(held, raw[r], team);
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         if (item >= arguments.live) break;
         row[r].terms(raw[r][item], first + item * step, terms);
-        Operation::template add<kVector>(held, terms);
+        operation.template add<kVector>(held, terms);
       }
-      Operation::total(held, team);
+      operation.total(held, team);
     } else {
-      held = Operation::template reduce<kVectors, kVector, kVector>(terms, arguments.live, team);
+      held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, arguments.live, team);
     }
     const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
+    operation.with_log([&](auto log) {
 #pragma unroll
-    for (int item = 0; item < kVectors; ++item) {
-      if (item >= arguments.live) break;
-      if constexpr (kRaw) row[r].terms(raw[r][item], first + item * step, terms);
-      const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
-      row[r].store(first + item * step, [&](int k) { return kRaw ? finish.again(of_item[k]) : finish(of_item[k]); });
-    }
+      for (int item = 0; item < kVectors; ++item) {
+        if (item >= arguments.live) break;
+        if constexpr (kRaw) row[r].terms(raw[r][item], first + item * step, terms);
+        const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
+        row[r].store(first + item * step,
+                     [&](int k) { return kRaw ? finish.again(of_item[k], log) : finish(of_item[k], log); });
+      }
+    });
     row[r].clean(first, step, arguments.live, finish);
   }
 }

@@ -61,7 +61,7 @@ struct Staged {
 };
 
 template <typename Operation, int kItems>
-__global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
+__device__ __forceinline__ void take_staged(const RowArguments<Operation>& arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using Real = typename Operation::Real;
@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
   constexpr int kWord = tuning::staged_word(sizeof(Source));
   constexpr int kFull = tuning::staged_items_before(kItems, Operation::kFused);  // items that every lane has
 
+  const Operation operation = arguments.fusing.operation;
   const int dim = static_cast<int>(arguments.dim), step = arguments.lanes * kWord;
   const Staged<Operation> staged(arguments, dim);
   const unsigned lanes = arguments.lanes, teams = tuning::kWarpBlock / lanes;
@@ -91,8 +92,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
 #pragma unroll
         for (int k = 0; k < kWord; ++k) {
           if (!inside(at + k) || fused.includes(at + k)) continue;
-          staged.source[start + at + k] = narrow<Source>(Operation::nothing().output);
-          staged.grad[start + at + k] = narrow<Source>(Operation::nothing().grad);
+          staged.source[start + at + k] = narrow<Source>(operation.nothing().output);
+          staged.grad[start + at + k] = narrow<Source>(operation.nothing().grad);
         }
     }
     Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
@@ -140,10 +141,10 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
       for (int i = 0; i < kItems * kWord; ++i) {
         make_term(i);
         const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
-        if (ragged && !inside(element(i))) terms[i] = Operation::nothing();
+        if (ragged && !inside(element(i))) terms[i] = operation.nothing();
       }
     }
-    const auto state = Operation::template reduce<kItems, kWord, kWord>(terms, kItems, Lanes{arguments.lanes});
+    const auto state = operation.template reduce<kItems, kWord, kWord, true>(terms, kItems, Lanes{arguments.lanes});
     const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
 
     constexpr int kTogether = tuning::kStagedTogether;
@@ -155,10 +156,17 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
 #pragma unroll
         for (int i = group * kWord; i < kItems * kWord && i < (group + kTogether) * kWord; ++i) make_term(i);
       }
+      Vec<Result, kWord> words[kTogether];
+      operation.with_log([&](auto log) {
+#pragma unroll
+        for (int item = group; item < kItems && item < group + kTogether; ++item)
+          words[item - group] =
+              Vec<Result, kWord>::narrowed([&](int k) { return finish(terms[item * kWord + k], log); });
+      });
 #pragma unroll
       for (int item = group; item < kItems && item < group + kTogether; ++item) {
         const int element = first + item * step;
-        const auto word = Vec<Result, kWord>::narrowed([&](int k) { return finish(terms[item * kWord + k]); });
+        const auto& word = words[item - group];
         Result* const to = staged.result + start + element;
         const bool whole = (item > 0 || element >= 0) && (item < kFull ? exists : element + kWord <= end);
         if (Staged<Operation>::kInPlace && whole) {
@@ -173,11 +181,16 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArgum
 #pragma unroll 1
             for (int k = 0; k < kWord; ++k)
               if (inside(element + k) && finish.clears(fused.includes(element + k)))
-                to[k] = narrow<Result>(Operation::kExcluded);
+                to[k] = narrow<Result>(operation.excluded());
       }
     }
   }
   staged.store(arguments, dim);
+}
+
+template <typename Operation, int kItems>
+__global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
+  if constexpr (kHasAsyncCopies) take_staged<Operation, kItems>(arguments);
 }
 
 // Rows smaller than a vector: a thread takes the fewest whole vectors that hold whole rows.
@@ -189,6 +202,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
   constexpr int kRows = tuning::rows_of_whole_vectors(kDim, sizeof(Source)), kElements = kRows * kDim;
   using Rows = Vec<Source, kElements>;
 
+  const Operation operation = arguments.fusing.operation;
   const Staged<Operation> staged(arguments, kDim);
   for (int row = threadIdx.x * kRows; row < staged.rows; row += tuning::kWarpBlock * kRows) {
     const auto source = Rows::load(staged.source + row * kDim);
@@ -201,9 +215,11 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 #pragma unroll
       for (int k = 0; k < kDim; ++k)
         terms[k] = Operation::term(source.widened(r * kDim + k), kBackward ? grad.widened(r * kDim + k) : 0);
-      const auto finish = Operation::finish(Operation::template reduce<1, kDim, kDim>(terms, 1, Lanes{1}));
+      const auto finish = operation.finish(operation.template reduce<1, kDim, kDim, true>(terms, 1, Lanes{1}));
+      operation.with_log([&](auto log) {
 #pragma unroll
-      for (int k = 0; k < kDim; ++k) results[r * kDim + k] = finish(terms[k]);
+        for (int k = 0; k < kDim; ++k) results[r * kDim + k] = finish(terms[k], log);
+      });
     }
     Vec<Result, kElements>::narrowed([&](int i) { return results[i]; }).store_shared(staged.result + row * kDim);
   }
@@ -225,7 +241,8 @@ void visit_items(int items, const Visitor& visitor) {
 }  // namespace
 
 void launch_staged(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>() {
+  const auto launch = [&]<typename Operation>() {
+    using Source = typename Operation::Source;
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     constexpr int kVector = Row<Operation, int>::kVector;
     if (plan.vector < kVector) {
@@ -233,12 +250,20 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
         launch_grid(staged_rows<Operation, items>, arguments, plan, pointers, stream);
       });
     } else {
-      if constexpr (tuning::has_tiny_rows(sizeof(typename Operation::Source), sizeof(typename Operation::Result),
-                                          Operation::kFused))
+      if constexpr (tuning::has_tiny_rows(sizeof(Source), sizeof(typename Operation::Result), Operation::kFused))
         visit_int<1, kVector - 1>(static_cast<int>(problem.dim.size), [&](auto dim) {
           launch_grid(tiny_rows<Operation, dim>, arguments, plan, pointers, stream);
         });
     }
+  };
+  visit_operation(problem, [&]<typename Operation>() {
+    constexpr int kBytes = sizeof(typename Operation::Source) + sizeof(typename Operation::Result);
+    if constexpr (!tuning::has_staged_rows(sizeof(typename Operation::Source)))
+      throw std::logic_error("rows of this type are never staged");
+    else if constexpr (kBytes == 4 && !Operation::kFused)  // few instructions to spare
+      visit_told<Operation>(problem, launch);
+    else
+      launch.template operator()<Operation>();
   });
 }
 

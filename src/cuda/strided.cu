@@ -11,7 +11,7 @@
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
 // through distributed shared memory. Where it is longer still, or no strip is worth a tile: the online softmax, which
 // reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
-// Any strides, any number of groups on every axis; only tiles assume that dim is one, and kColumns > 1 that the
+// Any strides, any number of groups on every axis; only kColumns > 1 assumes that dim is one group, and that the
 // innermost group of columns has stride 1.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
@@ -43,15 +43,14 @@ struct StridedArguments {
 };
 
 // The kVector columns a thread works on, and the elements of them that it has: base + item * along.size + along.
-// kOneGroup: dim is one group, so that a thread steps by a fixed distance.
-template <typename Operation, int kVector, bool kOneGroup, typename Index>
+// Where dim is one group, as it always is where columns are vectors, a thread steps by a fixed distance.
+template <typename Operation, int kVector, typename Index>
 class Columns {
  public:
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using Term = typename Operation::Term;
   using OffsetsOf = Offsets<kOperandsOf<Operation>>;
-  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
 
   struct Raw {
     Vec<Source, kVector> source, grad;
@@ -64,7 +63,7 @@ class Columns {
     const std::int64_t outer = quotient(column, arguments.inner), inner = column - outer * arguments.inner;
     first_ = offsets_called(arguments.outer_axis, outer);
     first_ += offsets_called(arguments.inner_axis, inner * kVector);
-    if constexpr (kOneGroup) {
+    if (one_group()) {
       first_ += offsets_in_group(arguments.dim_axis, along);
       step_ = offsets_in_group(arguments.dim_axis, arguments.along.size);
     }
@@ -81,7 +80,7 @@ class Columns {
   __device__ __forceinline__ Raw load(Index base, int item) const {
     Raw raw;
     raw.source = Vec<Source, kVector>::load(where<kSource>(base, item));
-    if constexpr (kBackward) raw.grad = Vec<Source, kVector>::load(where<kGrad>(base, item));
+    if constexpr (kIsBackward<Operation>) raw.grad = Vec<Source, kVector>::load(where<kGrad>(base, item));
     load(base, item, raw.extras);
     return raw;
   }
@@ -97,14 +96,14 @@ class Columns {
 
   // Once, after load().
   __device__ __forceinline__ void terms(Raw& raw, Index base, int item, Term* terms) const {
-    if constexpr (Operation::kFused && !kBackward) {
+    if constexpr (Operation::kFused && !kIsBackward<Operation>) {
       const auto fused = resolved(base, item, raw.extras);
       fused.terms(0, raw.extras, [&](int k) { return raw.source.widened(k); }, terms);
     } else {
       if constexpr (Operation::kFused) apply(base, item, raw);
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
-        terms[k] = Operation::term(raw.source.widened(k), kBackward ? raw.grad.widened(k) : 0);
+        terms[k] = Operation::term(raw.source.widened(k), kIsBackward<Operation> ? raw.grad.widened(k) : 0);
     }
   }
   // The same in the place of what was loaded, as far as that has room.
@@ -137,12 +136,15 @@ class Columns {
         if (__builtin_expect(!finish[k].taints(), 1)) continue;
 #pragma unroll 1
         for (int item = 0; has(base, item, end); ++item)
-          if (finish[k].clears(includes(base, item, k))) put(item, k, narrow<Result>(Operation::kExcluded));
+          if (finish[k].clears(includes(base, item, k)))
+            put(item, k, narrow<Result>(arguments_.fusing.operation.excluded()));
       }
     }
   }
 
  private:
+  __device__ __forceinline__ bool one_group() const { return kVector > 1 || arguments_.dim_axis.rank <= 1; }
+
   template <int kOperand>
   __device__ __forceinline__ const Source* memory(const OffsetsOf& offset) const {
     return (kOperand == kSource ? source_ : grad_) + offset.at[kOperand];
@@ -154,7 +156,7 @@ class Columns {
 
   // From the first element of the thread's columns.
   __device__ __forceinline__ OffsetsOf offset_of(Index base, int item) const {
-    if constexpr (!kOneGroup) return offsets_called(arguments_.dim_axis, element(base, item));
+    if (!one_group()) return offsets_called(arguments_.dim_axis, element(base, item));
     OffsetsOf offset = offsets_in_group(arguments_.dim_axis, base);
 #pragma unroll
     for (int operand = 0; operand < kOperandsOf<Operation>; ++operand) offset.at[operand] += item * step_.at[operand];
@@ -357,7 +359,7 @@ class Tile {
  public:
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
-  using ColumnsOf = Columns<Operation, kColumns, true, int>;
+  using ColumnsOf = Columns<Operation, kColumns, int>;
   static constexpr bool kBackward = Operation::kDirection == Direction::backward;
   static constexpr bool kMayGoBack = std::is_same_v<Source, Result>;
 
@@ -447,7 +449,7 @@ class Tile {
     const std::int64_t all = arguments_.inner * kColumns, outer = quotient(column, all);
     auto offsets = offsets_called(arguments_.outer_axis, outer);
     offsets += offsets_called(arguments_.inner_axis, column - outer * all);
-    offsets += offsets_in_group(arguments_.dim_axis, begin);
+    offsets += offsets_in_group(arguments_.dim_axis, begin);  // (for what is asked where dim is one group)
     return offsets;
   }
 
@@ -546,10 +548,12 @@ class Words {
   using Word = Vec<Source, kColumns>;
   static constexpr bool kBackward = Operation::kDirection == Direction::backward;
   // Exponentials take the place of what they were computed from, unless they would be rounded.
-  static constexpr bool kKept = Operation::kReplacesTerms && std::is_same_v<Source, typename Operation::Real>;
+  static constexpr bool kKept = !kBackward && std::is_same_v<Source, Real>;
 
-  __device__ __forceinline__ Words(Source* source, const Source* grad, int step, int count, bool one_more, Real scale)
-      : source_(source),
+  __device__ __forceinline__ Words(const Operation& operation, Source* source, const Source* grad, int step, int count,
+                                   bool one_more, Real scale)
+      : operation_(operation),
+        source_(source),
         to_grad_(kBackward ? static_cast<int>(grad - source) : 0),
         step_(step),
         count_(count),
@@ -567,17 +571,19 @@ class Words {
 #pragma unroll
         for (int k = 0; k < kColumns; ++k) {
           const Term term = Operation::term(word[0].widened(k) * scale_, 0);
-          Operation::template raise<1>(state[k], &term);
+          operation_.template raise<1>(state[k], &term);
         }
       });
     walk([&]<int kCount>(Source* const(&at)[kCount]) {
       Term terms[kColumns][kCount];
       load(at, terms);
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) Operation::template add<kCount>(state[k], terms[k]);
-      if constexpr (kKept)
+      for (int k = 0; k < kColumns; ++k) operation_.template add<kCount>(state[k], terms[k]);
+      if constexpr (kKept) {
+        if (operation_.log) return;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) Word::narrowed([&](int k) { return terms[k][i]; }).store(at[i]);
+      }
     });
   }
 
@@ -587,11 +593,13 @@ class Words {
     walk([&]<int kCount>(Source* const(&at)[kCount]) {
       Term terms[kColumns][kCount];
       load(at, terms);
+      operation_.with_log([&](auto log) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        put(Vec<Result, kColumns>::narrowed(
-                [&](int k) { return kKept ? finish[k](terms[k][i]) : finish[k].again(terms[k][i]); }),
-            at[i]);
+        for (int i = 0; i < kCount; ++i)
+          put(Vec<Result, kColumns>::narrowed(
+                  [&](int k) { return kKept ? finish[k](terms[k][i], log) : finish[k].again(terms[k][i], log); }),
+              at[i]);
+      });
     });
   }
 
@@ -632,6 +640,7 @@ class Words {
                                       kBackward ? grad[i].widened(k) : 0);
   }
 
+  Operation operation_;
   Source* source_;
   int to_grad_;  // from a word of the source
   int step_, count_;
@@ -676,7 +685,8 @@ __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arg
   const int pitch = arguments.tile.pitch, count = threads == 1 ? rows : rows / threads;
   Source* const source = tile.template at<kSource>(word) + along * pitch;
   Source* const grad = WordsOf::kBackward ? tile.template at<kGrad>(word) + along * pitch : nullptr;
-  const WordsOf words(source, grad, threads * pitch, count, along < rows - count * threads,
+  const Operation operation = arguments.fusing.operation;
+  const WordsOf words(operation, source, grad, threads * pitch, count, along < rows - count * threads,
                       scale_left<Operation>(arguments.fusing));
 
   typename Operation::State state[kColumns], held[kColumns];
@@ -691,17 +701,24 @@ __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arg
   typename Operation::Finish finish[kColumns];
 #pragma unroll
   for (int k = 0; k < kColumns; ++k)
-    finish[k] = settled<Operation>(WordsOf::kKept ? Operation::finish(held[k], state[k]) : Operation::finish(state[k]),
+    finish[k] = settled<Operation>(WordsOf::kKept ? operation.finish(held[k], state[k]) : operation.finish(state[k]),
                                    arguments.fusing);
 
   if (!exists) return;
   if constexpr (TileOf::kMayGoBack) {
-    if (arguments.tile.back) {
+    const bool several_groups = kColumns == 1 && arguments.dim_axis.rank > 1;
+    if (arguments.tile.back || several_groups) {
       words.finish(finish, [](const auto& result, Result* at) { result.store(at); });
       if constexpr (Operation::kFused)
         tile.columns(word, along).clean(finish, tile.begin, tile.end, [&](int item, int k, Source result) {
           source[item * threads * pitch + k] = result;
         });
+      if (several_groups) {  // of dim: there is no step from one result to the next
+        const auto columns = tile.columns(word, along);
+#pragma unroll 4
+        for (int item = 0; columns.has(tile.begin, item, tile.end); ++item)
+          *columns.result(tile.begin, item) = source[item * threads * pitch];
+      }
       return;
     }
   }
@@ -722,35 +739,39 @@ template <typename Operation, int kColumns>
 __global__ void __launch_bounds__(tuning::kTileMaxBlock,
                                   tuning::tile_min_blocks(sizeof(typename Operation::Source), Operation::kFused))
     tile(const __grid_constant__ StridedArguments<Operation> arguments) {
-  using TileOf = Tile<Operation, kColumns>;
-  await_kernel_before();
-  let_next_kernel_begin();
-  const TileOf tile(arguments);
-  const int words =
-      arguments.along.size == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
-  __shared__ ArrivalBarrier complete;
-  const TileExchange<Operation, kColumns> exchange(
-      arguments, words, dynamic_shared_memory() + arguments.tile.operand_bytes * (TileOf::kBackward ? 2 : 1), complete);
-  tile.load(exchange.thread, words);
-  await_copies();
-  __syncthreads();
+  if constexpr (kHasAsyncCopies) {
+    using TileOf = Tile<Operation, kColumns>;
+    await_kernel_before();
+    let_next_kernel_begin();
+    const TileOf tile(arguments);
+    const int words =
+        arguments.along.size == 1 ? static_cast<int>(blockDim.x) : arguments.tile.strips * arguments.tile.words;
+    __shared__ ArrivalBarrier complete;
+    const TileExchange<Operation, kColumns> exchange(
+        arguments, words, dynamic_shared_memory() + arguments.tile.operand_bytes * (TileOf::kBackward ? 2 : 1),
+        complete);
+    tile.load(exchange.thread, words);
+    await_copies();
+    __syncthreads();
 
 #pragma unroll 1
-  for (int turn = 0; turn < arguments.tile.turns; ++turn) {
-    const auto word = tile.word(turn * words + exchange.thread.column);
-    take_turn<Operation, kColumns>(arguments, tile, word, exchange);
+    for (int turn = 0; turn < arguments.tile.turns; ++turn) {
+      const auto word = tile.word(turn * words + exchange.thread.column);
+      take_turn<Operation, kColumns>(arguments, tile, word, exchange);
+    }
+    if (TileOf::kMayGoBack && arguments.tile.back) tile.store();
   }
-  if (TileOf::kMayGoBack && arguments.tile.back) tile.store();
 }
 
-template <typename Operation, int kVector, bool kOneGroup>
+template <typename Operation, int kVector>
 __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedOnlineMinBlocks)
     online_tile(const __grid_constant__ StridedArguments<Operation> arguments) {
-  using ColumnsOf = Columns<Operation, kVector, kOneGroup, std::int64_t>;
+  using ColumnsOf = Columns<Operation, kVector, std::int64_t>;
   using Term = typename Operation::Term;
   constexpr int kUnroll =
       tuning::strided_online_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
 
+  const Operation operation = arguments.fusing.operation;
   await_kernel_before();
   let_next_kernel_begin();
   const int width = arguments.along.quotient(blockDim.x);
@@ -784,15 +805,15 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
 #pragma unroll
           for (int i = 0; i < kCount; ++i) columns.terms(raw[i], first, i, terms + i * kVector);
 #pragma unroll
-          for (int k = 0; k < kVector; ++k) Operation::template accumulate<kCount, 1, kVector>(state[k], terms + k);
+          for (int k = 0; k < kVector; ++k) operation.template accumulate<kCount, 1, kVector>(state[k], terms + k);
         } else {  // a column after the other, so that only one is not packed
 #pragma unroll
           for (int k = 0; k < kVector; ++k) {
             Term terms[kCount];
 #pragma unroll
             for (int i = 0; i < kCount; ++i)
-              terms[i] = Operation::term(raw[i].source.widened(k), ColumnsOf::kBackward ? raw[i].grad.widened(k) : 0);
-            Operation::template accumulate<kCount, 1, 1>(state[k], terms);
+              terms[i] = Operation::term(raw[i].source.widened(k), kIsBackward<Operation> ? raw[i].grad.widened(k) : 0);
+            operation.template accumulate<kCount, 1, 1>(state[k], terms);
           }
         }
       });
@@ -812,7 +833,7 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) finish[k] = settled<Operation>(Operation::finish(state[k]), arguments.fusing);
+  for (int k = 0; k < kVector; ++k) finish[k] = settled<Operation>(operation.finish(state[k]), arguments.fusing);
   const std::int64_t steps = (part.end - part.begin + step - 1) / step;
   for (std::int64_t i = steps - 1; i >= 0; --i) {  // backwards: L2 still has the end
     if (!columns.exist()) break;
@@ -821,7 +842,8 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
       for (int j = 0; j < kCount; ++j) {
         Term terms[kVector];
         columns.terms(raw[j], first, j, terms);
-        columns.store(first, j, [&](int k) { return finish[k].again(terms[k]); });
+        operation.with_log(
+            [&](auto log) { columns.store(first, j, [&](int k) { return finish[k].again(terms[k], log); }); });
       }
     });
   }
@@ -861,12 +883,12 @@ void launch_tile(const Problem& problem, const Plan& plan, const Pointers& point
   launch_grid(tile<Operation, kColumns>, arguments, plan, pointers, stream);
 }
 
-template <typename Operation, int kVector, bool kOneGroup>
+template <typename Operation, int kVector>
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   auto arguments = strided_arguments<Operation, kVector>(problem, plan, pointers);
   const auto run = [&](Phase phase) {
     arguments.phase = phase;
-    launch_grid(online_tile<Operation, kVector, kOneGroup>, arguments, plan, pointers, stream);
+    launch_grid(online_tile<Operation, kVector>, arguments, plan, pointers, stream);
   };
   if (plan.splits == 1) return run(Phase::both);
   run(Phase::statistics);
@@ -885,8 +907,7 @@ void launch_strided(const Problem& problem, const Plan& plan, const Pointers& po
       return with(kColumns > 1 && plan.vector == kColumns ? launch_tile<Operation, kColumns>
                                                           : launch_tile<Operation, 1>);
     }
-    if (plan.vector == kVector) return with(launch_online<Operation, kVector, true>);
-    with(problem.dim.rank <= 1 ? launch_online<Operation, 1, true> : launch_online<Operation, 1, false>);
+    with(plan.vector == kVector ? launch_online<Operation, kVector> : launch_online<Operation, 1>);
   });
 }
 

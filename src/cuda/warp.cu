@@ -29,12 +29,20 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
 
 void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    const auto arguments = row_arguments<Operation>(problem, plan, pointers);
-    constexpr int kVector = Row<Operation, int>::kVector;
-    constexpr int kSmallest = std::bit_width(static_cast<unsigned>(kVector)) - 1;
-    constexpr int kLargest = tuning::warp_max_log2_dim(sizeof(typename Operation::Source), Operation::kFused);
-    visit_int<kSmallest, kLargest>(plan.log2_dim, [&](auto log2_dim) {
-      launch_grid(warp_rows<Operation, log2_dim>, arguments, plan, pointers, stream);
+    constexpr int kBytes = sizeof(typename Operation::Source);
+    constexpr int kSmallest = tuning::warp_log2_dim(0, kBytes, Operation::kFused);
+    constexpr int kLargest = tuning::warp_max_log2_dim(kBytes, Operation::kFused);
+    visit_int<kSmallest, kLargest, tuning::warp_log2_dim_step(kBytes)>(plan.log2_dim, [&](auto log2_dim) {
+      const auto launch = [&]<typename Told>() {
+        launch_grid(warp_rows<Told, log2_dim>, row_arguments<Told>(problem, plan, pointers), plan, pointers, stream);
+      };
+      // what is asked once a row shows where a lane has one vector of it
+      constexpr bool kShort = tuning::warp_layout(log2_dim, tuning::kVectorBytes / kBytes).vectors == 1;
+      if constexpr (kShort && !Operation::kFused && !kIsBackward<Operation> &&
+                    kBytes == sizeof(typename Operation::Result) && kBytes < 8)
+        visit_told<Operation>(problem, launch);
+      else
+        launch.template operator()<Operation>();
     });
   });
 }

@@ -36,6 +36,7 @@ struct Rows {
   std::int64_t vectors;  // that cover the longest row, wherever it starts
   bool aligned;          // every row starts on 16 bytes
   bool ragged() const { return !aligned || dim % vector != 0; }
+  int log2_dim;   // of what the lanes of the warp regime that share a row have room for
   int held;       // vectors that a thread of the block regime holds
   int most_held;  // and one of the cluster regime
   int state_bytes;
@@ -56,6 +57,7 @@ Rows rows_of(const Problem& problem) {
   for (int group = 0; group < problem.outer.rank; ++group)
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
+  rows.log2_dim = tuning::warp_log2_dim(log2_up(rows.vectors * rows.vector), bytes, problem.fused.any);
   rows.held = tuning::held_vectors(bytes, problem.direction, problem.fused.any);
   rows.most_held = tuning::most_held_vectors(bytes, problem.direction, problem.fused.any);
   rows.state_bytes = state_bytes(problem);
@@ -85,9 +87,7 @@ bool fused_steps_are_ints(const Group& neighbours) {
 }
 
 // Where rows are vectors, lanes hold them directly.
-tuning::WarpLayout held_layout(const Rows& rows) {
-  return tuning::warp_layout(log2_up(rows.vectors * rows.vector), rows.vector);
-}
+tuning::WarpLayout held_layout(const Rows& rows) { return tuning::warp_layout(rows.log2_dim, rows.vector); }
 
 // Rows that are under way at once where so many lanes share one.
 std::int64_t rows_under_way(int lanes, const Device& device) {
@@ -95,21 +95,29 @@ std::int64_t rows_under_way(int lanes, const Device& device) {
 }
 
 bool fits_warp(const Problem& problem, const Rows& rows) {
-  return rows.vectors * rows.vector <= 1 << tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any);
+  return rows.log2_dim <= tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any);
+}
+
+bool has_tiny_rows(const Problem& problem) {
+  return tuning::has_tiny_rows(size_of(problem.source), size_of(problem.result), problem.fused.any);
 }
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and where a
 // quarter of the lanes that hold vectors would hold none; not where masks can be read as words, which are then the
 // most, nor where rows are so few that all are under way at once.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
+  if (!tuning::has_staged_rows(size_of(problem.source))) return false;
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
+  const bool tiny = problem.dim.size < rows.vector && has_tiny_rows(problem);
+  if (device.compute_capability < tuning::kAsyncFrom && !tiny) return false;
   if (problem.fused.any && problem.dim.size > tuning::staged_fused_dim(size_of(problem.source))) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
   if (rows.count <= rows_under_way(lanes, device) && fits_warp(problem, rows)) return false;
   if (problem.dim.size % rows.vector != 0) return true;
-  return !problem.fused.any && 4 * rows.vectors <= 3 * lanes * divide_up(rows.vectors, lanes);
+  const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
+  return problem.fused.any ? 2 * rows.vectors <= room : 4 * rows.vectors <= 3 * room;
 }
 
 Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device) {
@@ -119,7 +127,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   Plan plan;
   plan.staged = true;
   int unit;  // rows of one turn of all threads, and of whole vectors
-  if (dim < rows.vector && tuning::has_tiny_rows(source, result, problem.fused.any)) {
+  if (dim < rows.vector && has_tiny_rows(problem)) {
     const int together = tuning::rows_of_whole_vectors(dim, source);
     plan.vector = rows.vector;
     plan.items = together * dim / rows.vector;
@@ -168,7 +176,7 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
     if (!fits_warp(problem, rows)) return {{}, "a row is wider than the registers of a warp"};
     const tuning::WarpLayout layout = held_layout(rows);
     plan = row_plan(Regime::warp, rows, layout.lanes);
-    plan.log2_dim = log2_up(rows.vectors * rows.vector);
+    plan.log2_dim = rows.log2_dim;
     const std::int64_t useful = rows.count / rows_under_way(layout.lanes, device);
     plan.rows_per_block =
         tuning::kWarpBlock / layout.lanes * static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
@@ -298,7 +306,7 @@ bool strips_are_runs(const Problem& problem) {
 
 // Whether a strip is one run over all of dim.
 bool slabs_are_runs(const Problem& problem) {
-  if (!strips_are_runs(problem)) return false;
+  if (!strips_are_runs(problem) || problem.dim.rank > 1) return false;
   return problem.dim.size == 1 || holds_for_sources(problem, [&](int operand) {
            return problem.dim.groups[0].stride[operand] == strip_of(problem);
          });
@@ -370,6 +378,7 @@ std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
   const int bytes = size_of(problem.source), operands = sources_of(problem);
+  if (tuning::columns_kernels(bytes) == 0) return {};
   if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
   Plan plan;
   plan.regime = Regime::strided;
@@ -378,7 +387,8 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (!(layout.fold == 1 ? columns_are_vectors : slabs_are_vectors)(problem, plan.vector)) return {};
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
-  const int most = tuning::columns_vectors(bytes) / operands, most_threads = tuning::columns_threads(bytes);
+  const int most = tuning::kColumnsKernels.back().vectors / operands;
+  const int most_threads = tuning::kColumnsKernels.back().max_block;
 
   // Threads along dim, which are a power of two where a warp has several. A block that needs no others may rather have
   // more threads of fewer vectors: the time from its last load to its first store is short.
@@ -426,7 +436,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     if (std::none_of(tuning::kColumnsShapes.begin(), tuning::kColumnsShapes.end(), fits)) return false;
     const auto width_now = [&] { return std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along); };
     const auto few = [&] { return divide_up(vectors, width_now()) * plan.cluster < device.multiprocessors; };
-    const int least_rows = std::max(tuning::kColumnsMinRows, plan.vector * tuning::columns_vectors(bytes));
+    const int least_rows = std::max(tuning::kColumnsMinRows, plan.vector * tuning::kColumnsKernels.back().vectors);
     while (few() && 2 * plan.cluster <= architecture.max_cluster && dim >= 2 * plan.cluster * least_rows)
       share(2 * plan.cluster);
     while (few() && 2 * plan.run * along <= kWarp && 2 * along <= divide_up(dim, plan.cluster)) along *= 2;
@@ -464,9 +474,9 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   return plan;
 }
 
-// A tile of dim, one group, times as many columns as its shared memory holds.
+// A tile of dim times as many columns as its shared memory holds.
 std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
-  if (problem.dim.rank > 1) return {};
+  if (problem.dim.rank > 1 && problem.source != problem.result) return {};  // results go back into the tile
   const int bytes = size_of(problem.source), sources = sources_of(problem);
   const std::int64_t dim = problem.dim.size, strip = strip_of(problem);
   const std::int64_t all_strips = problem.outer.size * problem.inner.size / strip;
@@ -599,7 +609,7 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
 }
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
-  if (fuses_in_place(problem)) {
+  if (fuses_in_place(problem) && device.compute_capability >= tuning::kAsyncFrom) {
     if (const auto plan = columns_plan(problem, device, architecture)) return *plan;
     if (const auto plan = tile_plan(problem, device, architecture)) return *plan;
   }
@@ -622,7 +632,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
   plan.splits = std::clamp<std::int64_t>(room / tiles, 1, useful);
   if (problem.dim.rank > 1)
-    plan.why = "dim is several dimensions that do not lie as one: online softmax over columns, then a second pass";
+    plan.why = "dim is several dimensions, which no tile holds: online softmax over columns, then a second pass";
   else
     plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
                                : "dim is longer than a tile: online softmax over columns, then a second pass";
@@ -710,7 +720,8 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan) {
   const int alignment = alignment_of(problem, tile.width);
   // rows of words need source and gradient to be odd, or even, together
   const bool alike = alignment >= 4 || !problem.has(kGrad) || (dim_stride(kSource) - dim_stride(kGrad)) % 2 == 0;
-  if (tile.strips == 1 && strips_are_runs(problem) && tile.width * bytes >= tuning::kSectorBytes && alike) {
+  if (tile.strips == 1 && strips_are_runs(problem) && problem.dim.rank <= 1 &&
+      tile.width * bytes >= tuning::kSectorBytes && alike) {
     tile.copy = Copy::rows;
     tile.unit = std::max(alignment, 4);
     tile.phased = alignment < 4;

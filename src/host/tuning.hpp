@@ -62,15 +62,28 @@ inline constexpr int kPartialSumsOfFew = 2;
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
+// Narrower fused rows are staged, where they are many.
+constexpr int warp_min_log2_dim(int source_bytes, bool fused) {
+  return std::bit_width(static_cast<unsigned>((fused ? 4 : 1) * kVectorBytes / source_bytes)) - 1;
+}
 // Rows that are held as they were loaded take half the registers.
 constexpr int warp_max_log2_dim(int source_bytes, bool fused) {
   return kWarpMaxLog2Dim + (holds_raw(source_bytes, Direction::forward, fused) ? 1 : 0);
+}
+// Sizes that kernels are compiled for. Of float64, which takes longest to compile, every second.
+constexpr int warp_log2_dim_step(int source_bytes) { return source_bytes == 8 ? 2 : 1; }
+constexpr int warp_log2_dim(int log2_dim, int source_bytes, bool fused) {
+  const int step = warp_log2_dim_step(source_bytes), least = warp_min_log2_dim(source_bytes, fused);
+  return log2_dim <= least ? least : least + (log2_dim - least + step - 1) / step * step;
 }
 inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
 // Blocks a multiprocessor, which 64 registers a thread allow, before lanes work on more than a row, and rows are
 // staged: while all are under way at once, either would only take longer.
 inline constexpr int kWarpBlocks = 8;
+
+// Rows of float64, of which a vector has two, are as good as aligned.
+constexpr bool has_staged_rows(int source_bytes) { return source_bytes < 8; }
 
 // Staged rows lie in shared memory, where nothing but its size bounds what is under way: eight blocks, as many as 64
 // registers a thread allow, keep more than 100 KiB on a multiprocessor, which memory needs to be busy (48 KiB gave 0.75
@@ -196,6 +209,9 @@ constexpr const Architecture& architecture(int compute_capability) {
   return kArchitectures.back();
 }
 
+// Compute capability with asynchronous copies into shared memory. Older GPUs have a fallback of half as many kernels:
+// rows are never staged, but read as they lie, and columns never held, but read twice.
+inline constexpr int kAsyncFrom = 80;
 inline constexpr int kOverlapFrom = 90;  // compute capability that can start a kernel before the one before has ended
 
 // ---- online and split ---------------------------------------------------------------------------------------------
@@ -223,13 +239,9 @@ struct ColumnsKernel {
 };
 inline constexpr std::array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
                                             ColumnsKernel{20, 1, 512, 1}};
-// The exponential of float64 needs many registers of its own.
-constexpr int columns_kernels(int source_bytes) { return source_bytes == 8 ? 2 : 3; }
-constexpr int columns_vectors(int source_bytes) { return kColumnsKernels[columns_kernels(source_bytes) - 1].vectors; }
-constexpr int columns_threads(int source_bytes) { return kColumnsKernels[columns_kernels(source_bytes) - 1].max_block; }
-constexpr int columns_min_blocks(int kernel, int source_bytes) {
-  const int blocks = kColumnsKernels[kernel].blocks;
-  return source_bytes == 8 && blocks > 2 ? 2 : blocks;
+// The exponential of float64 needs many registers of its own: tiles, in shared memory, leave it them.
+constexpr int columns_kernels(int source_bytes) {
+  return source_bytes < 8 ? static_cast<int>(kColumnsKernels.size()) : 0;
 }
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
 // missing as much as what is there.
