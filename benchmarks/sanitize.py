@@ -62,7 +62,7 @@ def main() -> None:
             for dtype, result in DTYPES:
                 x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
                 many = len(x) > 10000
-                for fused, included in islice(fusions(x.detach(), dims), 1 if many else None):
+                for fused, included in islice(fusions(x.detach(), dims), 2 if many else None):
                     for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
                         try:
                             y = function(x, dim, result, **fused)

@@ -60,7 +60,9 @@ def test_so_many_rows_that_they_are_staged(dim: int, dtype: torch.dtype, log: bo
     rows = 170_001 if dim < 50 else 34_001
     x = normal((rows, dim)).to(dtype).requires_grad_()
     if dim * dtype.itemsize % 16 != 0:
-        assert ndsoftmax.explain(x).staged == (dtype != torch.float64)
+        asynchronous = ndsoftmax._C.device("cuda").compute_capability >= 80
+        tiny = dim * dtype.itemsize < 16
+        assert ndsoftmax.explain(x).staged == (dtype != torch.float64 and (asynchronous or tiny))
     y = (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x)
     assert_forward(y.detach(), x.detach(), 1, log=log)
     grad = numbers(x.numel(), 1, device="cuda").view(x.shape).to(dtype)

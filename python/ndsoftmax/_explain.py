@@ -155,8 +155,9 @@ def explain(
     dtype : torch.dtype, optional
         Of a shape: its dtype, float32 by default. Of a tensor: what softmax's `dtype` would be.
     device : str or torch.device, optional
-        "cpu", "cuda", "cuda:1", or a GPU by name: "T4", "A100", "L4", "RTX 4090", "H100", "H200" or "B200".
-        By default the tensor's device; for a shape, the GPU if there is one, else the CPU.
+        "cpu", "cuda", "cuda:1", or a GPU by name: "T4", "A100", "L4", "RTX 4090", "H100", "H200" or "B200",
+        as if kernels had been compiled for it. By default the tensor's device; for a shape, the GPU if there is one,
+        else the CPU.
     log : bool
         log_softmax instead of softmax.
     backward : bool

@@ -267,7 +267,7 @@ def _checked(
 
 
 def _are_plain(input: Tensor, out: Tensor | None, masking: Masking | None) -> bool:
-    """Whether kernels may be called past torch's dispatcher. Plain calls without `out` were, if they could."""
+    """Whether kernels may be called past torch's dispatcher. Most plain calls were, before they came here."""
     beside = [out, *(() if masking is None else masking[:2])]
     given = [tensor for tensor in beside if tensor is not None]
     return (out is not None or masking is not None) and all(_C.are_plain(input, one) for one in given or [input])

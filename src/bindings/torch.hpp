@@ -127,7 +127,7 @@ class Torch {
   py::object is_zero_ = tensor_type_.attr("_is_zerotensor");
   py::object requires_grad_ = tensor_type_.attr("requires_grad");
   py::object empty_like_ = torch_.attr("empty_like");
-  py::object guards_ = py::getattr(c_.attr("_dynamo"), "guards", py::none());
+  py::object guards_ = py::getattr(py::getattr(c_, "_dynamo", py::none()), "guards", py::none());
   py::object empty_strided_cpu_ = py::getattr(guards_, "_empty_strided_cpu", py::none());
   py::object empty_strided_cuda_ = py::getattr(guards_, "_empty_strided_cuda", py::none());
   py::object current_cuda_device_ = py::getattr(c_, "_cuda_getDevice", py::none());  // where torch has CUDA

@@ -22,7 +22,7 @@ void launch_block(const Problem& problem, const Plan& plan, const Pointers& poin
   visit_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     visit_held<Operation>(
-        plan, [&](auto vectors) { launch_grid(block_row<Operation, vectors>, arguments, plan, pointers, stream); });
+        plan, [&](auto vectors) { launch_grid<block_row<Operation, vectors>>(arguments, plan, pointers, stream); });
   });
 }
 

@@ -52,6 +52,8 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     let_next_kernel_begin();
     hold_rows<kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x,
                            Lanes{}, exchange);
+  } else {
+    never_launched();
   }
 }
 
@@ -67,7 +69,7 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
   visit_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     visit_held<Operation>(
-        plan, [&](auto vectors) { launch_grid(cluster_row<Operation, vectors>, arguments, plan, pointers, stream); });
+        plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });
   });
 }
 

@@ -242,7 +242,7 @@ class HeldColumns {
     each_terms([&](int first, int k, Term(&terms)[kTogether]) {
       auto& state = states.state[k];
       if constexpr (kForward && !kRaw) {
-        state.sum += operation_.template reduce<kTogether, 1, 1>(terms, kTogether, Known{state.max}).sum;
+        state.sum += operation_.template reduce<kTogether, 1, 1, false>(terms, kTogether, Known{state.max}).sum;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) source_[first + i].set(k, terms[i]);
       } else {
@@ -469,7 +469,10 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
 template <typename Operation, int kKernel>
 __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block, tuning::kColumnsKernels[kKernel].blocks)
     hold_columns(const ColumnsArguments<Operation> arguments) {
-  if constexpr (kHasAsyncCopies) take_columns<Operation, kKernel>(arguments);
+  if constexpr (kHasAsyncCopies)
+    take_columns<Operation, kKernel>(arguments);
+  else
+    never_launched();
 }
 
 }  // namespace
@@ -501,7 +504,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);
     visit_int<0, tuning::columns_kernels(sizeof(Source)) - 1>(columns_kernel(problem, plan), [&](auto kernel) {
-      launch_grid(hold_columns<Operation, kernel>, arguments, plan, pointers, stream);
+      launch_grid<hold_columns<Operation, kernel>>(arguments, plan, pointers, stream);
     });
   });
 }

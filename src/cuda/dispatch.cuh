@@ -5,6 +5,7 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/launch.hpp"
 #include "cuda/operation.cuh"
 #include "cuda/rows.cuh"
 #include "host/addresses.hpp"
@@ -185,6 +186,15 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
     arguments.first_block = done;
     check(cudaLaunchKernelEx(&config, kernel, arguments), "launching a softmax kernel");
   }
+}
+
+template <auto kKernel>
+inline const bool kCounted = ++kernels_compiled() > 0;
+
+template <auto kKernel, typename Arguments>
+void launch_grid(const Arguments& arguments, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  if (!kCounted<kKernel>) return;  // (it always is: asking makes it so, before main)
+  launch_grid(kKernel, arguments, plan, pointers, stream);
 }
 
 // What the kernels that the current device runs were compiled for, 10 × major + minor.

@@ -71,6 +71,11 @@ const Device& device(int index) {
   return entry.device;
 }
 
+int& kernels_compiled() {
+  static int count = 0;
+  return count;
+}
+
 void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses, void* workspace,
             void* stream) {
   const CurrentDevice current(device.index);

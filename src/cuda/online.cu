@@ -119,7 +119,7 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
                                          static_cast<typename Operation::State*>(pointers.workspace)};
     const auto run = [&](Phase phase) {
       arguments.phase = phase;
-      launch_grid(online_row<Operation>, arguments, plan, pointers, stream);
+      launch_grid<online_row<Operation>>(arguments, plan, pointers, stream);
     };
     if (plan.regime == Regime::online) return run(Phase::both);
     run(Phase::statistics);

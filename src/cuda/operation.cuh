@@ -13,7 +13,7 @@ namespace ndsoftmax::cuda {
 // exp(x) as exact as the result can show. A 16-bit result keeps at most 11 bits: there one multiplication and the
 // hardware's 2^x, wrong by 5e-6 at worst where the result is not yet 0, save most of the instructions. That 2^x knows
 // no denormal numbers, but bfloat16 does; so softmax computes 2^kBias times the exponential, which its sum divides out.
-// `only_x` asks for x instead: where it is not known when this is compiled, that takes no instruction.
+// `only_x` asks for x instead; of 16-bit results at no cost, also where it is only known at run time.
 template <typename Result>
 struct Exponential {
   static constexpr float kLog2E = 1.44269504f, kBias = 64;
@@ -96,7 +96,7 @@ struct Forward {
   using Result = Result_;
   using Real = Accumulator<Source>;
   using State = MaxSum<Real>;
-  using Term = Real;  // x; once reduced for softmax, exp(x - the team's maximum)
+  using Term = Real;  // x; once reduced, see there
   static constexpr Direction kDirection = Direction::forward;
   static constexpr bool kFused = kFused_;
 
@@ -117,9 +117,9 @@ struct Forward {
   __device__ __forceinline__ Real excluded() const { return log ? -kInfinity : 0; }
 
   // The state of a team's terms: kPerItem of each of the first `live` items, which lie kStep apart. Each term is
-  // exponentiated once, and for softmax replaced by that; for log_softmax by its distance from the maximum, where
-  // nothing but that is asked of it: kAlone says that the team is the row.
-  template <int kItems, int kPerItem, int kStep, bool kAlone = false, typename Team>
+  // exponentiated once, and for softmax replaced by that; for log_softmax by its distance from the maximum, where the
+  // team is the row (kAlone: then finish(row) goes with it, else finish(held, row)), or 16 bits are to come of it.
+  template <int kItems, int kPerItem, int kStep, bool kAlone, typename Team>
   __device__ __forceinline__ State reduce(Term* terms, int live, const Team& team) const {
     State state;
 #pragma unroll
@@ -305,7 +305,7 @@ struct Backward {
   __device__ __forceinline__ Real empty() const { return log ? -std::numeric_limits<Real>::infinity() : 0; }
   __device__ __forceinline__ static Real excluded() { return 0; }
 
-  template <int kItems, int kPerItem, int kStep, bool = false, typename Team>
+  template <int kItems, int kPerItem, int kStep, bool, typename Team>
   __device__ __forceinline__ State reduce(Term* terms, int live, const Team& team) const {
     State state;
     accumulate<kItems, kPerItem, kStep, tuning::partial_sums(sizeof(Real))>(state, terms, live);

@@ -190,7 +190,10 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
 
 template <typename Operation, int kItems>
 __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
-  if constexpr (kHasAsyncCopies) take_staged<Operation, kItems>(arguments);
+  if constexpr (kHasAsyncCopies)
+    take_staged<Operation, kItems>(arguments);
+  else
+    never_launched();
 }
 
 // Rows smaller than a vector: a thread takes the fewest whole vectors that hold whole rows.
@@ -247,12 +250,12 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
     constexpr int kVector = Row<Operation, int>::kVector;
     if (plan.vector < kVector) {
       visit_items<Operation>(plan.items, [&](auto items) {
-        launch_grid(staged_rows<Operation, items>, arguments, plan, pointers, stream);
+        launch_grid<staged_rows<Operation, items>>(arguments, plan, pointers, stream);
       });
     } else {
       if constexpr (tuning::has_tiny_rows(sizeof(Source), sizeof(typename Operation::Result), Operation::kFused))
         visit_int<1, kVector - 1>(static_cast<int>(problem.dim.size), [&](auto dim) {
-          launch_grid(tiny_rows<Operation, dim>, arguments, plan, pointers, stream);
+          launch_grid<tiny_rows<Operation, dim>>(arguments, plan, pointers, stream);
         });
     }
   };

@@ -12,7 +12,8 @@
 // through distributed shared memory. Where it is longer still, or no strip is worth a tile: the online softmax, which
 // reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
 // Any strides, any number of groups on every axis; only kColumns > 1 assumes that dim is one group, and that the
-// innermost group of columns has stride 1.
+// innermost group of columns has stride 1. Where dim is several, elements are copied one by one, and results go back
+// into the tile first, which needs them to be of the source's type (tile_plan() sees to that).
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -449,7 +450,7 @@ class Tile {
     const std::int64_t all = arguments_.inner * kColumns, outer = quotient(column, all);
     auto offsets = offsets_called(arguments_.outer_axis, outer);
     offsets += offsets_called(arguments_.inner_axis, column - outer * all);
-    offsets += offsets_in_group(arguments_.dim_axis, begin);  // (for what is asked where dim is one group)
+    if (kColumns > 1 || arguments_.dim_axis.rank <= 1) offsets += offsets_in_group(arguments_.dim_axis, begin);
     return offsets;
   }
 
@@ -760,6 +761,8 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
       take_turn<Operation, kColumns>(arguments, tile, word, exchange);
     }
     if (TileOf::kMayGoBack && arguments.tile.back) tile.store();
+  } else {
+    never_launched();
   }
 }
 
@@ -880,7 +883,7 @@ template <typename Operation, int kColumns>
 void launch_tile(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   auto arguments = strided_arguments<Operation, kColumns>(problem, plan, pointers);
   arguments.tile = strided_tile(problem, plan);
-  launch_grid(tile<Operation, kColumns>, arguments, plan, pointers, stream);
+  launch_grid<tile<Operation, kColumns>>(arguments, plan, pointers, stream);
 }
 
 template <typename Operation, int kVector>
@@ -888,7 +891,7 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
   auto arguments = strided_arguments<Operation, kVector>(problem, plan, pointers);
   const auto run = [&](Phase phase) {
     arguments.phase = phase;
-    launch_grid(online_tile<Operation, kVector>, arguments, plan, pointers, stream);
+    launch_grid<online_tile<Operation, kVector>>(arguments, plan, pointers, stream);
   };
   if (plan.splits == 1) return run(Phase::both);
   run(Phase::statistics);

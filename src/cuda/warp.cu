@@ -1,6 +1,7 @@
-// Warp regime: contiguous rows of at most 1024 elements, each read once and written once, of whole 16-byte vectors (or
-// of any size, where they are few; others: staged.cu). The row, rounded up to a power of two, is the template
-// parameter. Teams of 1 to 32 lanes hold a row each, or a few, as vectors in registers; shuffles reduce.
+// Warp regime: contiguous rows of at most 1024 elements, 512 of float64, each read once and written once, of whole
+// 16-byte vectors (or of any size, where they are few; others: staged.cu). The row, rounded up to a power of two, of
+// float64 to every second one, is the template parameter. Teams of 1 to 32 lanes hold a row each, or a few, as vectors
+// in registers; shuffles reduce.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
@@ -34,7 +35,7 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
     constexpr int kLargest = tuning::warp_max_log2_dim(kBytes, Operation::kFused);
     visit_int<kSmallest, kLargest, tuning::warp_log2_dim_step(kBytes)>(plan.log2_dim, [&](auto log2_dim) {
       const auto launch = [&]<typename Told>() {
-        launch_grid(warp_rows<Told, log2_dim>, row_arguments<Told>(problem, plan, pointers), plan, pointers, stream);
+        launch_grid<warp_rows<Told, log2_dim>>(row_arguments<Told>(problem, plan, pointers), plan, pointers, stream);
       };
       // what is asked once a row shows where a lane has one vector of it
       constexpr bool kShort = tuning::warp_layout(log2_dim, tuning::kVectorBytes / kBytes).vectors == 1;

@@ -609,12 +609,19 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
 }
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
-  if (fuses_in_place(problem) && device.compute_capability >= tuning::kAsyncFrom) {
-    if (const auto plan = columns_plan(problem, device, architecture)) return *plan;
-    if (const auto plan = tile_plan(problem, device, architecture)) return *plan;
+  Plan plan;
+  plan.why = "dim is longer than a tile: online softmax over columns, then a second pass";
+  if (device.compute_capability < tuning::kAsyncFrom) {
+    plan.why = "compute capability below 8.0: online softmax over columns, then a second pass";
+  } else if (!fuses_in_place(problem)) {
+    plan.why = "16 bits would round what is added: online softmax over columns, then a second pass";
+  } else {
+    if (const auto held = columns_plan(problem, device, architecture)) return *held;
+    if (const auto tile = tile_plan(problem, device, architecture)) return *tile;
+    if (problem.dim.rank > 1 && problem.source != problem.result)
+      plan.why = "several dimensions, and results larger than the input: online softmax, then a second pass";
   }
   const int bytes = size_of(problem.source);
-  Plan plan;
   plan.regime = Regime::strided;
   plan.vector = tuning::strided_vector(bytes, problem.fused.any);
   if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
@@ -631,11 +638,6 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.items = tuning::strided_online_items(bytes, problem.direction, problem.fused.any);
   const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
   plan.splits = std::clamp<std::int64_t>(room / tiles, 1, useful);
-  if (problem.dim.rank > 1)
-    plan.why = "dim is several dimensions, which no tile holds: online softmax over columns, then a second pass";
-  else
-    plan.why = plan.splits > 1 ? "dim is longer than a tile and columns are few: blocks share them"
-                               : "dim is longer than a tile: online softmax over columns, then a second pass";
   plan.run = static_cast<int>(width);
   plan.threads_per_row = static_cast<int>(along);
   plan.rows_per_block = static_cast<int>(width * plan.vector);

@@ -1,4 +1,4 @@
-// CHECK: prints what failed and where, and makes the test's exit status 1. The tests need no more than this.
+// CHECK and its kin: print what failed and where, and make the test's exit status 1. The tests need no more than this.
 #pragma once
 
 #include <cstdio>
@@ -12,6 +12,15 @@ inline int failures = 0;
       std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
       ++failures;                                                                        \
     }                                                                                    \
+  } while (false)
+
+#define CHECK_EQUAL(number, expected)                                                                            \
+  do {                                                                                                           \
+    const long long got = (number);                                                                              \
+    if (got != (expected)) {                                                                                     \
+      std::fprintf(stderr, "%s:%d: %s is %lld, not %lld\n", __FILE__, __LINE__, #number, got, (expected) + 0LL); \
+      ++failures;                                                                                                \
+    }                                                                                                            \
   } while (false)
 
 #define CHECK_THROWS(type, expression)                                                              \
