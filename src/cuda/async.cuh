@@ -44,8 +44,10 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes)
                  : "memory");
 #else
-  static_assert(kBytes == 16);  // of tiny rows
-  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+  if constexpr (kBytes == 16)
+    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+  else
+    never_launched();
 #endif
 }
 

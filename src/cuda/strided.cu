@@ -306,8 +306,8 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, int pitch, const un
 
 // The same for rows of 16-bit elements that begin anywhere: words, and the halves of words at their ends. Distances
 // between rows are even in both memories or odd in both.
-__device__ __forceinline__ void copy_odd_rows(unsigned char* to, int pitch, const unsigned char* from,
-                                              std::int64_t stride, int rows, int bytes) {
+[[maybe_unused]] __device__ __forceinline__ void copy_odd_rows(unsigned char* to, int pitch, const unsigned char* from,
+                                                               std::int64_t stride, int rows, int bytes) {
   const auto skipped = [](const unsigned char* row) {
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 4);
   };
