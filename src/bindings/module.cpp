@@ -250,10 +250,11 @@ std::pair<std::uintptr_t, std::uintptr_t> reach_of(const DLTensor& tensor) {
 }
 
 // Whether a plain call may write `out`. Others, also those whose memory needs a closer look, take the long way.
-bool is_plain_out(py::handle out, const DLTensor& to, py::handle input, const DLTensor& from, DType dtype) {
+bool is_plain_out(py::handle out, const DLTensor& to, py::handle input, const DLTensor& from, py::handle dtype) {
   const Torch& torch = Torch::get();
   if (torch.needs_grad(input) || torch.needs_grad(out) || torch.is_inference(out)) return false;
-  const bool alike = find_dtype(to.dtype) == dtype && to.device.device_type == from.device.device_type &&
+  const std::optional<DType> written = find_dtype(to.dtype);
+  const bool alike = written && dtype.is(torch.dtype(*written)) && to.device.device_type == from.device.device_type &&
                      to.device.device_id == from.device.device_id && to.ndim == from.ndim &&
                      std::equal(to.shape, to.shape + to.ndim, from.shape);
   if (!alike || !Torch::is_row_major(to)) return false;
@@ -273,9 +274,9 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   const std::optional<DType> source = find_dtype(raw->dtype);
   if (!source || !torch.is_fused(*source, dtype)) return py::none();
   if (size_of(*source) == 2 && dtype.is_none() && torch.autocasts()) return py::none();  // others it leaves alone
+  const py::handle result = dtype.is_none() ? torch.dtype(*source) : dtype;
   if (!out.is_none()) {
     const std::optional<DLTensor> to = ordinary(out);
-    const DType result = dtype.is_none() || dtype.is(torch.dtype(*source)) ? *source : DType::float32;
     if (!to || !is_plain_out(out, *to, input, *raw, result)) return py::none();
     forward(Borrowed(*raw), Borrowed(*to), dims->get(), log, threads_for(*raw));
     torch.increment_version(out);
@@ -283,7 +284,7 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   }
   const bool recorded = torch.needs_grad(input);
   if (recorded && torch.transforms()) return py::none();
-  const py::object output = torch.empty_like(input, *raw, dtype.is_none() ? torch.dtype(*source) : dtype);
+  const py::object output = torch.empty_like(input, *raw, result);
   forward(Borrowed(*raw), Borrowed(output), dims->get(), log, threads_for(*raw));
   if (!recorded) return output;
   const py::tuple tuple = PyLong_CheckExact(dim.ptr()) ? py::make_tuple(dim) : py::reinterpret_borrow<py::tuple>(dim);

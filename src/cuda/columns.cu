@@ -150,7 +150,7 @@ class HeldColumns {
   using Real = typename Operation::Real;
   using Term = typename Operation::Term;
   using States = VectorStates<Operation>;
-  static constexpr bool kForward = Operation::kDirection == Direction::forward;
+  static constexpr bool kForward = !kIsBackward<Operation>;
   static constexpr bool kRaw = sizeof(Source) == 2;
   static constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
   static constexpr int kTogether = tuning::columns_together(kItems);

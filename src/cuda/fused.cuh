@@ -7,6 +7,9 @@
 
 namespace ndsoftmax::cuda {
 
+template <typename Operation>
+inline constexpr bool kIsBackward = Operation::kDirection == Direction::backward;
+
 // Of one launch: the operation, and what it fuses.
 template <typename Operation, bool = Operation::kFused>
 struct Fusing {
@@ -156,7 +159,7 @@ class FusedLine {
   using Real = typename Operation::Real;
   using Term = typename Operation::Term;
   using ExtrasOf = Extras<Operation, N>;
-  static constexpr bool kForward = Operation::kDirection == Direction::forward;
+  static constexpr bool kForward = !kIsBackward<Operation>;
 
   FusedLine() = default;
 

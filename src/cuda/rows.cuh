@@ -48,8 +48,6 @@ template <typename Operation>
 inline constexpr int kOperandsOf = Operation::kFused ? kOperands : kWhole;
 template <typename Operation>
 inline constexpr int kHeldOperands = tuning::held_operands(Operation::kDirection);
-template <typename Operation>
-inline constexpr bool kIsBackward = Operation::kDirection == Direction::backward;
 // 16-byte vectors of a row that a thread holds as terms.
 template <typename Operation>
 inline constexpr int kHeldVectors =
@@ -156,7 +154,7 @@ class Row {
   using Result = typename Operation::Result;
   using Term = typename Operation::Term;
   static constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
-  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  static constexpr bool kBackward = kIsBackward<Operation>;
 
   struct Raw {
     Vec<Source, kVector> source, grad;

@@ -27,7 +27,7 @@ template <typename Operation>
 struct Staged {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
-  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  static constexpr bool kBackward = kIsBackward<Operation>;
   static constexpr bool kInPlace = sizeof(Source) == sizeof(Result);
 
   std::int64_t first;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using Real = typename Operation::Real;
-  constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  constexpr bool kBackward = kIsBackward<Operation>;
   constexpr int kWord = tuning::staged_word(sizeof(Source));
   constexpr int kFull = tuning::staged_items_before(kItems, Operation::kFused);  // items that every lane has
 
@@ -201,7 +201,7 @@ template <typename Operation, int kDim>
 __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArguments<Operation> arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
-  constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  constexpr bool kBackward = kIsBackward<Operation>;
   constexpr int kRows = tuning::rows_of_whole_vectors(kDim, sizeof(Source)), kElements = kRows * kDim;
   using Rows = Vec<Source, kElements>;
 

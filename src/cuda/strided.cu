@@ -361,7 +361,7 @@ class Tile {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using ColumnsOf = Columns<Operation, kColumns, int>;
-  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  static constexpr bool kBackward = kIsBackward<Operation>;
   static constexpr bool kMayGoBack = std::is_same_v<Source, Result>;
 
   int begin, end;  // of dim
@@ -547,7 +547,7 @@ class Words {
   using State = typename Operation::State;
   using Term = typename Operation::Term;
   using Word = Vec<Source, kColumns>;
-  static constexpr bool kBackward = Operation::kDirection == Direction::backward;
+  static constexpr bool kBackward = kIsBackward<Operation>;
   // Exponentials take the place of what they were computed from, unless they would be rounded.
   static constexpr bool kKept = !kBackward && std::is_same_v<Source, Real>;
 

@@ -98,8 +98,10 @@ bool fits_warp(const Problem& problem, const Rows& rows) {
   return rows.log2_dim <= tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any);
 }
 
-bool has_tiny_rows(const Problem& problem) {
-  return tuning::has_tiny_rows(size_of(problem.source), size_of(problem.result), problem.fused.any);
+// Smaller than a vector, and with kernels of their own.
+bool are_tiny(const Rows& rows, const Problem& problem) {
+  return rows.dim < rows.vector &&
+         tuning::has_tiny_rows(size_of(problem.source), size_of(problem.result), problem.fused.any);
 }
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and where a
@@ -108,8 +110,7 @@ bool has_tiny_rows(const Problem& problem) {
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source))) return false;
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
-  const bool tiny = problem.dim.size < rows.vector && has_tiny_rows(problem);
-  if (device.compute_capability < tuning::kAsyncFrom && !tiny) return false;
+  if (device.compute_capability < tuning::kAsyncFrom && !are_tiny(rows, problem)) return false;
   if (problem.fused.any && problem.dim.size > tuning::staged_fused_dim(size_of(problem.source))) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
@@ -127,7 +128,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   Plan plan;
   plan.staged = true;
   int unit;  // rows of one turn of all threads, and of whole vectors
-  if (dim < rows.vector && has_tiny_rows(problem)) {
+  if (are_tiny(rows, problem)) {
     const int together = tuning::rows_of_whole_vectors(dim, source);
     plan.vector = rows.vector;
     plan.items = together * dim / rows.vector;
@@ -474,9 +475,12 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   return plan;
 }
 
+// Results of a dim of several groups go back into the tile, where they take the place of sources.
+bool tiles_take_dim(const Problem& problem) { return problem.dim.rank <= 1 || problem.source == problem.result; }
+
 // A tile of dim times as many columns as its shared memory holds.
 std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
-  if (problem.dim.rank > 1 && problem.source != problem.result) return {};  // results go back into the tile
+  if (!tiles_take_dim(problem)) return {};
   const int bytes = size_of(problem.source), sources = sources_of(problem);
   const std::int64_t dim = problem.dim.size, strip = strip_of(problem);
   const std::int64_t all_strips = problem.outer.size * problem.inner.size / strip;
@@ -618,8 +622,8 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   } else {
     if (const auto held = columns_plan(problem, device, architecture)) return *held;
     if (const auto tile = tile_plan(problem, device, architecture)) return *tile;
-    if (problem.dim.rank > 1 && problem.source != problem.result)
-      plan.why = "several dimensions, and results larger than the input: online softmax, then a second pass";
+    if (!tiles_take_dim(problem))
+      plan.why = "several dimensions, and results of another type: online softmax over columns, then a second pass";
   }
   const int bytes = size_of(problem.source);
   plan.regime = Regime::strided;
