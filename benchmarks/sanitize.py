@@ -1,6 +1,10 @@
-"""Runs every CUDA kernel once on a small problem, for compute-sanitizer, and compares with float64 in passing."""
+"""Runs every CUDA kernel once on a small problem, for compute-sanitizer, and compares with float64 in passing.
+
+`sanitize.py 2/8` runs every eighth of the problems, beginning with the second: several processes share the work.
+"""
 
 import os
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -51,30 +55,31 @@ def truth(x: Tensor, dims: tuple[int, ...], included: Tensor, fused: dict[str, A
 
 
 def main() -> None:
+    part, parts = map(int, sys.argv[1].split("/")) if len(sys.argv) > 1 else (1, 1)
     device = ndsoftmax._C.device("cuda")
-    for shape, dim, regimes in PROBLEMS:
+    cases = [(*problem, *dtypes) for problem in PROBLEMS for dtypes in DTYPES]
+    for shape, dim, regimes, dtype, result in cases[part - 1 :: parts]:
         dims = dim if isinstance(dim, tuple) else (dim,)
         few = 2 if shape[0] > 10000 else None  # fusions of many rows, which take long
         for regime in regimes:
-            print(shape, dim, regime or "", flush=True)
+            print(shape, dim, dtype, regime or "", flush=True)
             if regime == "cluster" and device.compute_capability < 90:
                 continue
             os.environ["NDSOFTMAX_REGIME"] = regime or ""
-            for dtype, result in DTYPES:
-                x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
-                for fused, included in islice(fusions(x.detach(), dims), few):
-                    for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
-                        try:
-                            y = function(x, dim, result, **fused)
-                            (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
-                        except ValueError as error:  # a regime that does not take this dtype, or not backward
-                            if regime is None or "cannot take" not in str(error):
-                                raise
-                            continue
-                        exact = truth(x.detach(), dims, included, fused, function is ndsoftmax.log_softmax)
-                        torch.testing.assert_close(y.detach().double(), exact, rtol=1e-2, atol=1e-2)
-                        assert grad.isfinite().all()
-    print("every kernel ran")
+            x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+            for fused, included in islice(fusions(x.detach(), dims), few):
+                for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
+                    try:
+                        y = function(x, dim, result, **fused)
+                        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+                    except ValueError as error:  # a regime that does not take this dtype, or not backward
+                        if regime is None or "cannot take" not in str(error):
+                            raise
+                        continue
+                    exact = truth(x.detach(), dims, included, fused, function is ndsoftmax.log_softmax)
+                    torch.testing.assert_close(y.detach().double(), exact, rtol=1e-2, atol=1e-2)
+                    assert grad.isfinite().all()
+    print("every problem ran")
 
 
 if __name__ == "__main__":

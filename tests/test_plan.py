@@ -191,6 +191,32 @@ def test_dimensions_merge_where_memory_allows() -> None:
     assert chosen.regime == "warp"
 
 
+@pytest.mark.parametrize(
+    ("rows", "dim", "dtype", "device", "vector"),
+    [
+        (32, 197, torch.float32, "H200", 1),  # no whole vectors
+        (32, 192, torch.float32, "H200", 4),
+        (32, 192, torch.bfloat16, "H200", 8),
+        (32, 192, torch.float64, "H200", 1),
+        (100_000, 192, torch.float32, "T4", 1),
+        (100_000, 3, torch.float32, "T4", 4),  # tiny rows, several of which are whole vectors
+        (100_000, 197, torch.bfloat16, "H200", 2),  # staged
+        (32, 1030, torch.bfloat16, "H200", 8),
+    ],
+)
+def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype, device: str, vector: int) -> None:
+    chosen = plan(**contiguous(rows, dim, dim=1, dtype=dtype), device=DEVICES[device])
+    assert (chosen.regime, chosen.vector) == ("warp", vector)
+
+
+def test_rows_misaligned_differently_are_read_in_place() -> None:
+    x = torch.empty(64, 2000, device="meta")
+    for dim, regime in ((500, "warp"), (1500, "strided")):
+        part = x[:, 1 : 1 + dim]
+        chosen = plan(**problem(part, torch.empty(part.shape, device="meta"), 1, log=False), device=DEVICES["H200"])
+        assert (chosen.regime, chosen.passes) == (regime, 1)
+
+
 def test_devices_are_values() -> None:
     assert cuda(90, 132, 227, 50) == DEVICES["H200"] != DEVICES["B200"]
     assert "90" in repr(DEVICES["H200"])

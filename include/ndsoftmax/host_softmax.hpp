@@ -20,13 +20,18 @@ struct Execution {
   // plans with workspace_bytes > 0, on CUDA; without it, those throw std::invalid_argument.
   void* (*allocate)(void* context, std::size_t bytes) = nullptr;
   void* context = nullptr;
+  std::optional<Regime> forced;  // no other may be planned
 };
 
 // The CUDA device of this number, as plan() needs it. Throws std::runtime_error where there is none, or no CUDA in this
 // build.
 const Device& cuda_device(int index);
 
-// The regime that the environment variable NDSOFTMAX_REGIME forces on every call, for tests and measurements.
+// The number of the CUDA device that is current in this thread; -1 without CUDA in this build.
+int current_cuda_device();
+
+// The regime that the environment variable NDSOFTMAX_REGIME names, for tests and measurements: what Python's calls
+// force.
 std::optional<Regime> forced_regime();
 
 // output = softmax(input) or log_softmax(input) over `dims`. Same shape, any strides; output has the input's dtype,

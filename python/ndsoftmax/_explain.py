@@ -239,7 +239,7 @@ def explain(
     sources = source.itemsize * (2 if backward else 1)
     moved = math.ceil(described.numel() * sources * _reached(described.shape, as_causal(causal)))
     moved += described.numel() * result.itemsize + _stored_bytes(mask) + _stored_bytes(bias)
-    held = plan.items * plan.vector * source.itemsize * (2 if backward else 1)
+    registers = plan.items * (2 if backward else 1) * math.ceil(plan.vector * source.itemsize / 4)
     planned = {one.name: getattr(plan, one.name) for one in fields(Explanation) if hasattr(plan, one.name)}
     if forced and described.numel():
         planned["why"] = "the environment variable NDSOFTMAX_REGIME forces it"
@@ -247,7 +247,7 @@ def explain(
         problem=f"{'log_softmax' if log else 'softmax'} {'backward' if backward else 'forward'} "
         + " → ".join(dict.fromkeys((source_name, result_name))),
         device=device_name,
-        registers=math.ceil(held / 4) if target.kind == "cuda" else None,
+        registers=registers if target.kind == "cuda" else None,
         bytes=moved,
         bandwidth=bandwidth,
         seconds=None if bandwidth is None else moved / (bandwidth * 1e9),

@@ -134,6 +134,20 @@ struct Workspace {
   }
 };
 
+// forced_regime(), asked of Python's copy of the environment: getenv looks at each variable there is, at each call.
+std::optional<Regime> regime_in_environment() {
+  struct Environment {
+    py::object variables = py::getattr(py::module_::import("os").attr("environ"), "_data", py::none());
+    py::bytes name{"NDSOFTMAX_REGIME"};
+  };
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Environment> stored;
+  const Environment& environment = stored.call_once_and_store_result([] { return Environment(); }).get_stored();
+  if (PyDict_CheckExact(environment.variables.ptr()) &&
+      PyDict_GetItemWithError(environment.variables.ptr(), environment.name.ptr()) == nullptr)
+    return std::nullopt;
+  return forced_regime();
+}
+
 Device device_of(const DLDevice& device, int threads) {
   if (device.device_type == kDLCPU) {
     Device cpu;
@@ -162,6 +176,7 @@ void execute(const DLTensor& source, int threads, const Call& call) {
   execution.device = device_of(device, threads);
   execution.allocate = &Workspace::allocate;
   execution.context = &workspace;
+  execution.forced = regime_in_environment();
   if (device.device_type != kDLCPU &&
       exchange().current_work_stream(device.device_type, device.device_id, &execution.stream) != 0)
     throw py::error_already_set();
@@ -207,6 +222,23 @@ std::optional<DLTensor> ordinary(py::handle tensor) {
   if (!has_kernels || (raw.data == nullptr && torch.is_zero(tensor))) return std::nullopt;
   return raw;
 }
+
+// A new tensor as torch.empty_like makes it, and where it lies. `lies` is where `like` lies.
+struct Output {
+  Output(py::handle like, const DLTensor& lies, py::handle dtype) : to{} {
+    const Torch& torch = Torch::get();
+    const DLDevice device = lies.device;
+    if (Torch::is_row_major(lies) && (device.device_type == kDLCPU || device.device_id == current_cuda_device())) {
+      tensor = torch.empty_strided_like(lies, dtype);
+      if (!tensor.is_none()) to = exchanged(tensor);
+      if (!tensor.is_none() && to.device.device_id == device.device_id) return;
+    }
+    tensor = torch.empty_like(like, dtype);
+    to = exchanged(tensor);
+  }
+  py::object tensor;
+  DLTensor to;
+};
 
 // Only the CPU's kernels want to know.
 int threads_for(const DLTensor& source) { return source.device.device_type == kDLCPU ? Torch::get().threads() : 1; }
@@ -284,11 +316,11 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   }
   const bool recorded = torch.needs_grad(input);
   if (recorded && torch.transforms()) return py::none();
-  const py::object output = torch.empty_like(input, *raw, result);
-  forward(Borrowed(*raw), Borrowed(output), dims->get(), log, threads_for(*raw));
-  if (!recorded) return output;
+  const Output output(input, *raw, result);
+  forward(Borrowed(*raw), Borrowed(output.to), dims->get(), log, threads_for(*raw));
+  if (!recorded) return output.tensor;
   const py::tuple tuple = PyLong_CheckExact(dim.ptr()) ? py::make_tuple(dim) : py::reinterpret_borrow<py::tuple>(dim);
-  return record(input, py::make_tuple(output, tuple, torch.dtype(*source), log));
+  return record(input, py::make_tuple(output.tensor, tuple, torch.dtype(*source), log));
 }
 
 // Dtypes and shapes are those of a forward.
@@ -299,10 +331,9 @@ py::object plain_backward(py::handle grad_output, py::handle output, py::handle 
   const std::optional<DLTensor> grad = ordinary(grad_output), from = ordinary(output);
   // (grad_output needs a gradient only where the output, which leads back to this node, does)
   if (!grad || !from || from->ndim > kMaxGroups || torch.needs_grad(output)) return py::none();
-  const py::object grad_input =
-      torch.empty_like(output, *from, input_dtype.is_none() ? torch.dtype(dtype_of(from->dtype)) : input_dtype);
-  backward(Borrowed(*grad), Borrowed(*from), Borrowed(grad_input), dims->get(), log, threads_for(*from));
-  return grad_input;
+  const Output grad_input(output, *from, input_dtype.is_none() ? torch.dtype(dtype_of(from->dtype)) : input_dtype);
+  backward(Borrowed(*grad), Borrowed(*from), Borrowed(grad_input.to), dims->get(), log, threads_for(*from));
+  return grad_input.tensor;
 }
 
 // ---- plans --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Torch {
   // forward-mode level or profiler of this thread is active, and no tracer that comes before autograd. (Observers of
   // all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain calls.)
   bool at_rest() const {
-    return !is_true(function_mode_active_) && !is_true(tracing_) && !is_true(profiler_active_) &&
+    return !is_true(function_mode_active_) && !is_true(tracing_) && is_false_in(profiler_dict_, profiler_active_) &&
            PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
            std::all_of(
                pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) { return mode.is_none(); });
@@ -60,17 +60,17 @@ class Torch {
     return true;
   }
 
-  // As torch.empty_like. `lies` is where `like` lies.
-  py::object empty_like(py::handle like, const DLTensor& lies, py::handle dtype) const {
-    // what torch.compile's output calls, which asks nobody, takes half the time of torch.empty_like
-    const bool cpu = lies.device.device_type == kDLCPU;
-    const py::object& empty_strided = cpu ? empty_strided_cpu_ : empty_strided_cuda_;
-    if (!empty_strided.is_none() && is_row_major(lies) &&
-        (cpu || PyLong_AsLong(call(current_cuda_device_).ptr()) == lies.device.device_id)) {
-      const py::tuple sizes = tuple_of(lies.shape, lies.ndim), strides = tuple_of(lies.strides, lies.ndim);
-      PyObject* const arguments[] = {sizes.ptr(), strides.ptr(), dtype.ptr()};
-      return checked(PyObject_Vectorcall(empty_strided.ptr(), arguments, 3, nullptr));
-    }
+  // As torch.empty_like, of a row-major tensor that lies on the CPU or on the GPU that is current: what torch.compile's
+  // output calls, which asks nobody, takes half the time. None where this torch has no such function.
+  py::object empty_strided_like(const DLTensor& lies, py::handle dtype) const {
+    const py::object& empty_strided = lies.device.device_type == kDLCPU ? empty_strided_cpu_ : empty_strided_cuda_;
+    if (empty_strided.is_none()) return py::none();
+    const py::tuple sizes = tuple_of(lies.shape, lies.ndim), strides = tuple_of(lies.strides, lies.ndim);
+    PyObject* const arguments[] = {sizes.ptr(), strides.ptr(), dtype.ptr()};
+    return checked(PyObject_Vectorcall(empty_strided.ptr(), arguments, 3, nullptr));
+  }
+
+  py::object empty_like(py::handle like, py::handle dtype) const {
     PyObject* const arguments[] = {like.ptr(), dtype.ptr()};
     return checked(PyObject_Vectorcall(empty_like_.ptr(), arguments, 1, dtype_keyword_.ptr()));
   }
@@ -113,6 +113,9 @@ class Torch {
   static bool is_true(py::handle function, py::handle argument) {
     return call(function, argument).is(py::handle(Py_True));
   }
+  static bool is_false_in(py::handle dict, py::handle name) {
+    return PyDict_GetItemWithError(dict.ptr(), name.ptr()) == Py_False;
+  }
   static py::tuple tuple_of(const std::int64_t* values, int count) {
     py::tuple tuple(count);
     for (int i = 0; i < count; ++i) PyTuple_SET_ITEM(tuple.ptr(), i, PyLong_FromLongLong(values[i]));
@@ -130,7 +133,6 @@ class Torch {
   py::object guards_ = py::getattr(py::getattr(c_, "_dynamo", py::none()), "guards", py::none());
   py::object empty_strided_cpu_ = py::getattr(guards_, "_empty_strided_cpu", py::none());
   py::object empty_strided_cuda_ = py::getattr(guards_, "_empty_strided_cuda", py::none());
-  py::object current_cuda_device_ = py::getattr(c_, "_cuda_getDevice", py::none());  // where torch has CUDA
   py::object is_inference_ = tensor_type_.attr("is_inference");
   py::object increment_version_ = c_.attr("_increment_version");
   py::object get_num_threads_ = torch_.attr("get_num_threads");
@@ -140,7 +142,8 @@ class Torch {
   py::object function_mode_active_ = c_.attr("_is_torch_function_mode_enabled");
   py::object tracing_ = c_.attr("_is_tracing");
   py::object autocast_active_ = c_.attr("_is_any_autocast_enabled");
-  py::object profiler_active_ = torch_.attr("autograd").attr("_profiler_enabled");
+  py::dict profiler_dict_ = torch_.attr("autograd").attr("profiler").attr("__dict__");
+  py::str profiler_active_ = "_is_profiler_enabled";
   py::dict forward_level_dict_ = torch_.attr("autograd").attr("forward_ad").attr("__dict__");
   py::str forward_level_name_ = "_current_level";
   // (torch has a function that counts them, in a microsecond; without this list, such tracers see no plain calls)

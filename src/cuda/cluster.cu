@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     const ClusterExchange<typename Operation::State> exchange(meeting, rank, blocks);
     await_kernel_before();
     let_next_kernel_begin();
-    hold_rows<kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x,
-                           Lanes{}, exchange);
+    hold_rows<Row<Operation, int>, kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x,
+                                                rank * blockDim.x + threadIdx.x, Lanes{}, exchange);
   } else {
     never_launched();
   }

@@ -469,7 +469,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
 template <typename Operation, int kKernel>
 __global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block, tuning::kColumnsKernels[kKernel].blocks)
     hold_columns(const ColumnsArguments<Operation> arguments) {
-  if constexpr (kHasAsyncCopies)
+  if constexpr (kHasAllKernels)
     take_columns<Operation, kKernel>(arguments);
   else
     never_launched();

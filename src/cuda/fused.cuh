@@ -55,12 +55,21 @@ struct Excluded {
 
   __device__ __forceinline__ bool operator[](int k) const { return (words[k / 4] >> (k % 4 * 8) & 0x80u) != 0; }
   __device__ __forceinline__ void add(int k) { words[k / 4] |= 0x80u << k % 4 * 8; }
+  // Excludes all but those from the k-th for `begin` to the one before the k-th for `end`.
+  __device__ __forceinline__ void keep(int begin, int end) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] |= ~from(begin - 4 * i) | from(end - 4 * i);
+  }
   __device__ __forceinline__ static Excluded filled(unsigned word) {
     Excluded excluded;
 #pragma unroll
     for (unsigned& each : excluded.words) each = word;
     return excluded;
   }
+
+ private:
+  // The bits of a word from its k-th byte on.
+  __device__ __forceinline__ static unsigned from(int k) { return k <= 0 ? ~0u : k >= 4 ? 0 : ~0u << 8 * k; }
 };
 
 // Bytes of a mask, as they were loaded: the words they lie in, of which the first may begin before them.
@@ -197,6 +206,26 @@ class FusedLine {
                          [&](int k) { return has(first + k); });
   }
 
+  // The same of single elements that lie `step` apart, of which those before `end` exist, and resolve() after it.
+  template <typename Raw, int kItems>
+  __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kItems]) const {
+    const unsigned excluded = fusing_->mask_flip == 0 ? 1 : 0;  // as a mask says it
+#pragma unroll
+    for (int item = 0; item < kItems; ++item)
+      raw[item].extras.mask.words[0] = first + item * step < end ? 1 - excluded : excluded;
+    if (fusing_->mask == nullptr) return;
+    const std::uint8_t* at = mask_ + static_cast<std::int64_t>(first) * fusing_->mask_step;
+    const std::int64_t apart = static_cast<std::int64_t>(step) * fusing_->mask_step;
+#pragma unroll
+    for (int item = 0; item < kItems; ++item, at += apart)
+      if (first + item * step < end) raw[item].extras.mask.words[0] = *at;
+  }
+  __device__ __forceinline__ void resolve(ExtrasOf& extras) const {
+    using ExcludedOf = Excluded<N>;
+    extras.excluded =
+        ExcludedOf::filled((extras.mask.words[0] != 0) == (fusing_->mask_flip == 0) ? ExcludedOf::kAll : 0);
+  }
+
   // Once, after load(): looks at the mask and the diagonal.
   __device__ __forceinline__ void resolve(Index first, ExtrasOf& extras) const {
     using ExcludedOf = Excluded<N>;
@@ -215,9 +244,8 @@ class FusedLine {
     if (first >= reach_) {
       extras.excluded = ExcludedOf::filled(ExcludedOf::kAll);
     } else {
-#pragma unroll
-      for (int k = 0; k < N; ++k)
-        if (!has(first + k)) extras.excluded.add(k);
+      extras.excluded.keep(first < 0 ? static_cast<int>(-first) : 0,
+                           reach_ - first < N ? static_cast<int>(reach_ - first) : N);
     }
   }
 
@@ -227,19 +255,19 @@ class FusedLine {
   __device__ __forceinline__ void terms(Index first, const ExtrasOf& extras, const Values& value, Term* terms) const {
     if constexpr (N == 1) {  // without a branch, as there may be many
       Real bias = 0;
-      if (fusing_->bias != nullptr && has(first)) {
-        const std::int64_t at = static_cast<std::int64_t>(first) * fusing_->bias_step;
-        bias = with_real_bias() ? reinterpret_cast<const Real*>(bias_)[at]
-                                : widen(reinterpret_cast<const Source*>(bias_)[at]);
-      }
+      if ((fusing_->bias != nullptr) & !extras.excluded[0]) bias = bias_of(first);
       terms[0] = value(0) * fusing_->scale + bias;
     } else if (fusing_->bias == nullptr) {
 #pragma unroll
       for (int k = 0; k < N; ++k) terms[k] = value(k) * fusing_->scale;
-    } else if (with_real_bias()) {
-      add_bias<Real>(first, value, terms);
     } else {
-      add_bias<Source>(first, value, terms);
+      Vec<Real, N> bias;
+      if (bias_vectors_.has(first))
+        bias = with_real_bias() ? bias_vector<Real>(first) : bias_vector<Source>(first);
+      else
+        bias = gathered_bias(first);
+#pragma unroll
+      for (int k = 0; k < N; ++k) terms[k] = value(k) * fusing_->scale + bias.widened(k);
     }
     if (N == 1 || excludes_some())
 #pragma unroll
@@ -312,21 +340,25 @@ class FusedLine {
   __device__ __forceinline__ bool excludes_some() const { return fusing_->mask != nullptr || fusing_->cut; }
   __device__ __forceinline__ bool with_real_bias() const { return sizeof(Source) != 2 || fusing_->bias_is_real; }
 
-  template <typename T, typename Values>
-  __device__ __forceinline__ void add_bias(Index first, const Values& value, Term* terms) const {
-    const T* const at = reinterpret_cast<const T*>(bias_) + static_cast<std::int64_t>(first) * fusing_->bias_step;
-    Vec<T, N> bias;
-    if (bias_vectors_.has(first)) {
-      bias = Vec<T, N>::load(at);
-    } else if (fusing_->bias_step == 0) {
-      bias = Vec<T, N>::filled(widen(*at));
-    } else {
-      bias = Vec<T, N>::filled(0);
+  __device__ __forceinline__ Real bias_of(Index element) const {
+    const std::int64_t at = static_cast<std::int64_t>(element) * fusing_->bias_step;
+    return with_real_bias() ? reinterpret_cast<const Real*>(bias_)[at]
+                            : widen(reinterpret_cast<const Source*>(bias_)[at]);
+  }
+  template <typename T>
+  __device__ __forceinline__ Vec<Real, N> bias_vector(Index first) const {
+    const auto bias = Vec<T, N>::load(reinterpret_cast<const T*>(bias_) + first);
+    return Vec<Real, N>::narrowed([&](int k) { return bias.widened(k); });
+  }
+  __device__ __forceinline__ Vec<Real, N> gathered_bias(Index first) const {
+    if (fusing_->bias_step == 0) return Vec<Real, N>::filled(bias_of(0));
+    auto bias = Vec<Real, N>::filled(0);
 #pragma unroll 1
-      for (int k = 0; k < N; ++k) bias.push(has(first + k), at + static_cast<std::int64_t>(k) * fusing_->bias_step);
+    for (int k = 0; k < N; ++k) {
+      const Real next = has(first + k) ? bias_of(first + k) : 0;
+      bias.push(true, &next);
     }
-#pragma unroll
-    for (int k = 0; k < N; ++k) terms[k] = value(k) * fusing_->scale + bias.widened(k);
+    return bias;
   }
 
   const Fusing<Operation>* fusing_;

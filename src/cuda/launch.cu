@@ -16,9 +16,7 @@ namespace {
 // Makes a device current for as long as it lives.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(int index) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    changed_ = before_ != index;
+  explicit CurrentDevice(int index) : before_(current_device()), changed_(before_ != index) {
     if (changed_) check(cudaSetDevice(index), "cudaSetDevice");
   }
   ~CurrentDevice() {
@@ -28,8 +26,8 @@ class CurrentDevice {
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
-  int before_ = 0;
-  bool changed_ = false;
+  int before_;
+  bool changed_;
 };
 
 Device read_device(int index) {
@@ -69,6 +67,12 @@ const Device& device(int index) {
   Entry& entry = entries[index];
   std::call_once(entry.read, [&] { entry.device = read_device(index); });
   return entry.device;
+}
+
+int current_device() {
+  int index = 0;
+  check(cudaGetDevice(&index), "cudaGetDevice");
+  return index;
 }
 
 int& kernels_compiled() {

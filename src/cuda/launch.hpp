@@ -11,6 +11,8 @@ namespace ndsoftmax::cuda {
 // Properties of a device, read once. Throws std::runtime_error with CUDA's words where there is none.
 const Device& device(int index);
 
+int current_device();
+
 // Makes device.index current for the time of the call. Throws std::runtime_error with CUDA's words when a launch fails.
 void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses, void* workspace,
             void* stream);

@@ -147,13 +147,15 @@ __device__ __forceinline__ FusedLine<Operation, Index, N> fused_line(const RowAr
   return {arguments.fusing, offset.at[kMask], offset.at[kBias], reach, phase};
 }
 
-template <typename Operation, typename Index>
+// kMayBeRagged: rows may begin and end within vectors.
+template <typename Operation, typename Index, bool kMayBeRagged = true,
+          int kVectorOf = tuning::kVectorBytes / static_cast<int>(sizeof(typename Operation::Source))>
 class Row {
  public:
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using Term = typename Operation::Term;
-  static constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
+  static constexpr int kVector = kVectorOf;
   static constexpr bool kBackward = kIsBackward<Operation>;
 
   struct Raw {
@@ -166,13 +168,14 @@ class Row {
   // A row that does not exist has no elements: every load and store of it falls away.
   __device__ __forceinline__ Row(const RowArguments<Operation>& arguments, std::int64_t row)
       : dim_(row < arguments.rows ? static_cast<Index>(arguments.dim) : 0),
-        ragged_(arguments.ragged),
+        ragged_(kMayBeRagged && arguments.ragged),
         operation_(arguments.fusing.operation) {
     const auto offset = offsets_in(arguments.outer, row < arguments.rows ? row : 0);
     source_ = arguments.source + offset.at[kSource];
     grad_ = arguments.grad + offset.at[kGrad];
     result_ = arguments.result + offset.at[kResult];
-    if (ragged_ || !Operation::kFused) {  // without a branch where nothing is fused: it would part the loads of rows
+    // without a branch where nothing is fused: it would part the loads of rows
+    if (kMayBeRagged && (ragged_ || !Operation::kFused)) {
       phase_ = static_cast<int>(reinterpret_cast<std::uintptr_t>(source_) / sizeof(Source) % kVector);
       const Index end = work::vectors_in_row<Index>(dim_, kVector, phase_) * kVector - phase_;
       vectors_only_ = source_ - phase_ >= arguments.source && source_ + end <= arguments.source_end;
@@ -182,7 +185,7 @@ class Row {
     if constexpr (Operation::kFused) fused_ = fused_line<kVector>(arguments, offset, dim_, phase_);
   }
 
-  __device__ __forceinline__ int phase() const { return phase_; }
+  __device__ __forceinline__ int phase() const { return kMayBeRagged ? phase_ : 0; }
   // Elements up to the diagonal.
   __device__ __forceinline__ Index reach() const {
     if constexpr (Operation::kFused)
@@ -196,7 +199,7 @@ class Row {
   template <int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
     end = end < reach() ? end : reach();
-    if (vectors_only_) {
+    if (!kMayBeRagged || vectors_only_) {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         const Index at = first + item * step;
@@ -218,7 +221,9 @@ class Row {
         if constexpr (kBackward) raw[i / kVector].grad.insert(i % kVector, grad_ + at);
       }
     }
-    if constexpr (Operation::kFused)
+    if constexpr (Operation::kFused && kVector == 1)
+      fused_.load(first, step, end, raw);
+    else if constexpr (Operation::kFused)
 #pragma unroll
       for (int item = 0; item < kVectors; ++item)
         if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
@@ -227,10 +232,13 @@ class Row {
   // Once for each vector, before terms(): what is fused is looked at, elements of other rows come to nothing.
   __device__ __forceinline__ void resolve(Raw& raw, Index first) const {
     if constexpr (Operation::kFused) {
-      fused_.resolve(first, raw.extras);
+      if constexpr (kVector == 1)
+        fused_.resolve(raw.extras);
+      else
+        fused_.resolve(first, raw.extras);
       if constexpr (kBackward) fused_.apply(first, raw.extras, raw.source, raw.grad);
     } else {
-      if (!ragged_ || first >= dim_ || whole(first)) return;
+      if (!kMayBeRagged || !ragged_ || first >= dim_ || whole(first)) return;
       const Raw none = nothing();
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
@@ -295,7 +303,7 @@ class Row {
 
   // Whether all elements of a vector that begins in the row, or before it, belong to it.
   __device__ __forceinline__ bool whole(Index first) const {
-    if (!ragged_) return first < dim_;
+    if (!kMayBeRagged || !ragged_) return first < dim_;
     return __builtin_expect(first >= 0 && first + kVector <= dim_, 1);
   }
   __device__ __forceinline__ bool inside(Index element) const { return element >= 0 && element < dim_; }
@@ -322,15 +330,14 @@ __device__ __forceinline__ typename Operation::Finish finish_of(const Exchange& 
 // A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
 // this function with other teams. Rows of 16 bits stay as they were loaded, which halves their registers, and are
 // exponentiated twice, where that costs less than what else could be loaded meanwhile.
-template <int kVectors, int kRows, typename Operation, typename Exchange>
+template <typename RowOf, int kVectors, int kRows, typename Operation, typename Exchange>
 __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
                                           int row_step, int turns, int threads_per_row, int lane, const Lanes& team,
                                           const Exchange& exchange) {
-  using RowOf = Row<Operation, int>;
   using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector;
   constexpr bool kRaw =
-      tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused) &&
+      tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused) && kVector > 1 &&
       kVectors > kHeldVectors<Operation>;
   const int step = threads_per_row * kVector;
   const Operation operation = arguments.fusing.operation;

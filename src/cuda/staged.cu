@@ -190,7 +190,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
 
 template <typename Operation, int kItems>
 __global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
-  if constexpr (kHasAsyncCopies)
+  if constexpr (kHasAllKernels)
     take_staged<Operation, kItems>(arguments);
   else
     never_launched();

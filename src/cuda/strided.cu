@@ -740,7 +740,7 @@ template <typename Operation, int kColumns>
 __global__ void __launch_bounds__(tuning::kTileMaxBlock,
                                   tuning::tile_min_blocks(sizeof(typename Operation::Source), Operation::kFused))
     tile(const __grid_constant__ StridedArguments<Operation> arguments) {
-  if constexpr (kHasAsyncCopies) {
+  if constexpr (kHasAllKernels) {
     using TileOf = Tile<Operation, kColumns>;
     await_kernel_before();
     let_next_kernel_begin();
@@ -767,8 +767,7 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
 }
 
 template <typename Operation, int kVector>
-__global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedOnlineMinBlocks)
-    online_tile(const __grid_constant__ StridedArguments<Operation> arguments) {
+__device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& arguments) {
   using ColumnsOf = Columns<Operation, kVector, std::int64_t>;
   using Term = typename Operation::Term;
   constexpr int kUnroll =
@@ -853,6 +852,15 @@ __global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedO
   if (columns.exist())
     columns.clean(finish, part.begin, part.end,
                   [&](int item, int k, auto result) { columns.result(part.begin, item)[k] = result; });
+}
+
+template <typename Operation, int kVector>
+__global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedOnlineMinBlocks)
+    online_tile(const __grid_constant__ StridedArguments<Operation> arguments) {
+  if constexpr (kHasAllKernels || kVector == 1)
+    pass_twice<Operation, kVector>(arguments);
+  else
+    never_launched();
 }
 
 template <typename Operation, int kVector>

@@ -1,16 +1,16 @@
-// Warp regime: contiguous rows of at most 1024 elements, 512 of float64, each read once and written once, of whole
-// 16-byte vectors (or of any size, where they are few; others: staged.cu). The row, rounded up to a power of two, of
-// float64 to every second one, is the template parameter. Teams of 1 to 32 lanes hold a row each, or a few, as vectors
-// in registers; shuffles reduce.
+// Warp regime: contiguous rows of at most 1024 elements, 512 of float64, each read once and written once. The row,
+// rounded up to a power of two, is the template parameter. Teams of 1 to 32 lanes hold a row each, or a few, in
+// registers; shuffles reduce. Rows of whole 16-byte vectors are held as such, others element by element: few of
+// them, and those that cannot be staged (staged.cu), or on older GPUs. Rows of 16 bits may begin and end within vectors
+// where something is fused, or where they have more than 1024 elements.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
 namespace ndsoftmax::cuda {
 namespace {
 
-template <typename Operation, int kLog2Dim>
-__global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArguments<Operation> arguments) {
-  constexpr int kVector = Row<Operation, int>::kVector;
+template <typename Operation, int kVector, int kLog2Dim>
+__device__ __forceinline__ void hold_warp_rows(const RowArguments<Operation>& arguments) {
   constexpr tuning::WarpLayout kLayout = tuning::warp_layout(kLog2Dim, kVector);
   constexpr int kGroups = tuning::kWarpBlock / kLayout.lanes;
   const int group = threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
@@ -22,29 +22,48 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
   while (turns < kLayout.rows && turns < most_turns && row_of(0, turns) < arguments.rows) ++turns;
   await_kernel_before();
   let_next_kernel_begin();
-  hold_rows<kLayout.vectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,
-                                           Lanes{kLayout.lanes}, WarpExchange{});
+  constexpr bool kMayBeRagged =
+      kVector > 1 && tuning::vectors_may_be_ragged(sizeof(typename Operation::Source), Operation::kFused, kLog2Dim);
+  using RowOf = Row<Operation, int, kMayBeRagged, kVector>;
+  hold_rows<RowOf, kLayout.vectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,
+                                                  Lanes{kLayout.lanes}, WarpExchange{});
+}
+
+template <typename Operation, int kVector, int kLog2Dim>
+__global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArguments<Operation> arguments) {
+  if constexpr (kHasAllKernels || kVector == 1)
+    hold_warp_rows<Operation, kVector, kLog2Dim>(arguments);
+  else
+    never_launched();
 }
 
 }  // namespace
 
 void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    constexpr int kBytes = sizeof(typename Operation::Source);
-    constexpr int kSmallest = tuning::warp_log2_dim(0, kBytes, Operation::kFused);
-    constexpr int kLargest = tuning::warp_max_log2_dim(kBytes, Operation::kFused);
-    visit_int<kSmallest, kLargest, tuning::warp_log2_dim_step(kBytes)>(plan.log2_dim, [&](auto log2_dim) {
-      const auto launch = [&]<typename Told>() {
-        launch_grid<warp_rows<Told, log2_dim>>(row_arguments<Told>(problem, plan, pointers), plan, pointers, stream);
-      };
-      // what is asked once a row shows where a lane has one vector of it
-      constexpr bool kShort = tuning::warp_layout(log2_dim, tuning::kVectorBytes / kBytes).vectors == 1;
-      if constexpr (kShort && !Operation::kFused && !kIsBackward<Operation> &&
-                    kBytes == sizeof(typename Operation::Result) && kBytes < 8)
-        visit_told<Operation>(problem, launch);
-      else
-        launch.template operator()<Operation>();
-    });
+    constexpr int kBytes = sizeof(typename Operation::Source), kVector = tuning::kVectorBytes / kBytes;
+    if (plan.vector == 1) {
+      visit_int<0, tuning::kElementwiseKernels - 1>(tuning::elementwise_kernel(plan.log2_dim), [&](auto i) {
+        launch_grid<warp_rows<Operation, 1, tuning::kElementwiseLog2Dims[i]>>(
+            row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
+      });
+    } else if constexpr (!tuning::always_elementwise(kBytes)) {
+      constexpr int kSmallest = tuning::warp_min_log2_dim(kBytes, Operation::kFused);
+      constexpr int kLargest = tuning::warp_max_log2_dim(kBytes, Operation::kFused);
+      visit_int<kSmallest, kLargest>(plan.log2_dim, [&](auto log2_dim) {
+        const auto launch = [&]<typename Told>() {
+          launch_grid<warp_rows<Told, kVector, log2_dim>>(row_arguments<Told>(problem, plan, pointers), plan, pointers,
+                                                          stream);
+        };
+        // what is asked once a row shows where a lane has one vector of it
+        constexpr bool kShort = tuning::warp_layout(log2_dim, kVector).vectors == 1;
+        if constexpr (kShort && !Operation::kFused && !kIsBackward<Operation> &&
+                      kBytes == sizeof(typename Operation::Result))
+          visit_told<Operation>(problem, launch);
+        else
+          launch.template operator()<Operation>();
+      });
+    }
   });
 }
 

@@ -36,7 +36,9 @@ struct Rows {
   std::int64_t vectors;  // that cover the longest row, wherever it starts
   bool aligned;          // every row starts on 16 bytes
   bool ragged() const { return !aligned || dim % vector != 0; }
-  int log2_dim;   // of what the lanes of the warp regime that share a row have room for
+  int warp_vector;  // elements that a lane of the warp regime holds together
+  int log2_dim;     // of what the lanes that share a row have room for
+  bool fits_warp;
   int held;       // vectors that a thread of the block regime holds
   int most_held;  // and one of the cluster regime
   int state_bytes;
@@ -45,23 +47,6 @@ struct Rows {
 int state_bytes(const Problem& problem) {
   const int values = problem.direction == Direction::forward || problem.fused.any ? 2 : 1;  // MaxSum, LivingSum or Sum
   return tuning::accumulator_bytes(size_of(problem.source)) * values;
-}
-
-Rows rows_of(const Problem& problem) {
-  const int bytes = size_of(problem.source);
-  Rows rows{};
-  rows.count = problem.outer.size;
-  rows.dim = problem.dim.size;
-  rows.vector = tuning::kVectorBytes / bytes;
-  rows.aligned = problem.misalignment[kSource] == 0;
-  for (int group = 0; group < problem.outer.rank; ++group)
-    rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
-  rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
-  rows.log2_dim = tuning::warp_log2_dim(log2_up(rows.vectors * rows.vector), bytes, problem.fused.any);
-  rows.held = tuning::held_vectors(bytes, problem.direction, problem.fused.any);
-  rows.most_held = tuning::most_held_vectors(bytes, problem.direction, problem.fused.any);
-  rows.state_bytes = state_bytes(problem);
-  return rows;
 }
 
 // Vectors of a row need every operand misaligned alike, in every row: then its vectors are vectors of all of them.
@@ -81,21 +66,47 @@ bool rows_are_vectors(const Problem& problem) {
   return true;
 }
 
+Rows rows_of(const Problem& problem, const Device& device) {
+  const int bytes = size_of(problem.source);
+  Rows rows{};
+  rows.count = problem.outer.size;
+  rows.dim = problem.dim.size;
+  rows.vector = tuning::kVectorBytes / bytes;
+  rows.aligned = problem.misalignment[kSource] == 0;
+  for (int group = 0; group < problem.outer.rank; ++group)
+    rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
+  rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
+  rows.held = tuning::held_vectors(bytes, problem.direction, problem.fused.any);
+  rows.most_held = tuning::most_held_vectors(bytes, problem.direction, problem.fused.any);
+  rows.state_bytes = state_bytes(problem);
+  const bool elementwise =
+      tuning::always_elementwise(bytes) || device.compute_capability < tuning::kAllKernelsFrom ||
+      !rows_are_vectors(problem) ||
+      (rows.ragged() && !tuning::vectors_may_be_ragged(bytes, problem.fused.any, log2_up(rows.dim)));
+  if (elementwise) {
+    const int kernel = tuning::elementwise_kernel(log2_up(rows.dim));
+    rows.fits_warp = kernel < tuning::kElementwiseKernels;
+    rows.warp_vector = 1;
+    rows.log2_dim = rows.fits_warp ? tuning::kElementwiseLog2Dims[kernel] : tuning::kWarpMaxLog2Dim + 1;
+  } else {
+    rows.warp_vector = rows.vector;
+    rows.log2_dim = std::max(log2_up(rows.vectors * rows.vector), tuning::warp_min_log2_dim(bytes, problem.fused.any));
+    rows.fits_warp = rows.log2_dim <= tuning::warp_max_log2_dim(bytes, problem.fused.any);
+  }
+  return rows;
+}
+
 // Kernels step through the masks and biases of neighbouring elements by ints.
 bool fused_steps_are_ints(const Group& neighbours) {
   return std::in_range<int>(neighbours.stride[kMask]) && std::in_range<int>(neighbours.stride[kBias]);
 }
 
-// Where rows are vectors, lanes hold them directly.
-tuning::WarpLayout held_layout(const Rows& rows) { return tuning::warp_layout(rows.log2_dim, rows.vector); }
+// Where rows are not staged.
+tuning::WarpLayout held_layout(const Rows& rows) { return tuning::warp_layout(rows.log2_dim, rows.warp_vector); }
 
 // Rows that are under way at once where so many lanes share one.
 std::int64_t rows_under_way(int lanes, const Device& device) {
   return std::int64_t{tuning::kWarpBlock / lanes} * tuning::kWarpBlocks * device.multiprocessors;
-}
-
-bool fits_warp(const Problem& problem, const Rows& rows) {
-  return rows.log2_dim <= tuning::warp_max_log2_dim(size_of(problem.source), problem.fused.any);
 }
 
 // Smaller than a vector, and with kernels of their own.
@@ -110,12 +121,12 @@ bool are_tiny(const Rows& rows, const Problem& problem) {
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source))) return false;
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
-  if (device.compute_capability < tuning::kAsyncFrom && !are_tiny(rows, problem)) return false;
+  if (device.compute_capability < tuning::kAllKernelsFrom && !are_tiny(rows, problem)) return false;
   if (problem.fused.any && problem.dim.size > tuning::staged_fused_dim(size_of(problem.source))) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
-  if (rows.count <= rows_under_way(lanes, device) && fits_warp(problem, rows)) return false;
+  if (rows.count <= rows_under_way(lanes, device) && rows.fits_warp) return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
   return problem.fused.any ? 2 * rows.vectors <= room : 4 * rows.vectors <= 3 * room;
@@ -174,14 +185,20 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
   Plan plan;
   if (should_stage(problem, rows, device)) plan = staged_plan(problem, rows, device);
   if (!plan.staged || plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block)) {
-    if (!fits_warp(problem, rows)) return {{}, "a row is wider than the registers of a warp"};
+    if (!rows.fits_warp) return {{}, "a row is wider than the registers of a warp"};
     const tuning::WarpLayout layout = held_layout(rows);
     plan = row_plan(Regime::warp, rows, layout.lanes);
+    if (rows.warp_vector == 1) {
+      plan.vector = 1;
+      plan.ragged = false;
+      plan.items = static_cast<int>(divide_up(rows.dim, layout.lanes));
+    }
     plan.log2_dim = rows.log2_dim;
     const std::int64_t useful = rows.count / rows_under_way(layout.lanes, device);
     plan.rows_per_block =
         tuning::kWarpBlock / layout.lanes * static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
-    plan.why = "a row fits in the registers of a warp, or of a part of one";
+    plan.why = rows.warp_vector > 1 ? "a row fits in the registers of a warp, or of a part of one"
+                                    : "a row fits in the registers of a warp, or of a part of one, element by element";
   }
   plan.block = tuning::kWarpBlock;
   plan.grid = divide_up(rows.count, plan.rows_per_block);
@@ -615,7 +632,7 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   Plan plan;
   plan.why = "dim is longer than a tile: online softmax over columns, then a second pass";
-  if (device.compute_capability < tuning::kAsyncFrom) {
+  if (device.compute_capability < tuning::kAllKernelsFrom) {
     plan.why = "compute capability below 8.0: online softmax over columns, then a second pass";
   } else if (!fuses_in_place(problem)) {
     plan.why = "16 bits would round what is added: online softmax over columns, then a second pass";
@@ -628,7 +645,8 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const int bytes = size_of(problem.source);
   plan.regime = Regime::strided;
   plan.vector = tuning::strided_vector(bytes, problem.fused.any);
-  if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
+  if (device.compute_capability < tuning::kAllKernelsFrom || !columns_are_vectors(problem, plan.vector))
+    plan.vector = 1;
 
   // Neighbouring threads share a line of memory along the columns, or all columns there are; where no dimension runs
   // faster than dim, they are neighbours along dim.
@@ -658,11 +676,11 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
 Offer offer_of(Regime regime, const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
-  if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
   if (!fused_steps_are_ints(problem.dim.groups[0])) return {{}, "the mask or the bias has elements 2^31 apart"};
-  const Rows rows = rows_of(problem);
+  const Rows rows = rows_of(problem, device);
+  if (regime == Regime::warp) return offer_warp(problem, rows, device);
+  if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
   switch (regime) {
-    case Regime::warp: return offer_warp(problem, rows, device);
     case Regime::block: return offer_block(rows, tuning::kMaxBlock);
     case Regime::cluster: return offer_cluster(rows, device, architecture);
     case Regime::online: return offer_online(problem, rows);
@@ -751,13 +769,14 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     throw std::invalid_argument(std::string("the ") + name_of(*forced) + " regime cannot take " + to_string(problem) +
                                 ": " + offer.refusal);
   }
-  if (!problem.contiguous_rows() || !rows_are_vectors(problem) || !fused_steps_are_ints(problem.dim.groups[0]))
+  if (!problem.contiguous_rows() || !fused_steps_are_ints(problem.dim.groups[0]))
     return strided_plan(problem, device, architecture);
 
-  const Rows rows = rows_of(problem);
+  const Rows rows = rows_of(problem, device);
   if (const Offer warp = offer_warp(problem, rows, device);
       warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || rows.ragged()))
     return *warp.plan;
+  if (!rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
   if (architecture.max_cluster > 1) {
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
     if (const Offer block = offer_block(rows, few ? 0 : architecture.block_threads); block.plan) return *block.plan;

@@ -23,7 +23,7 @@ const void* data_of(const TensorView* tensor) { return tensor ? tensor->data : n
 
 void run(const Problem& problem, const Addresses& addresses, const Execution& execution) {
   if (problem.elements() == 0) return;
-  const Plan chosen = plan(problem, execution.device, forced_regime());
+  const Plan chosen = plan(problem, execution.device, execution.forced);
   if (execution.device.kind == Device::Kind::cpu) return cpu::launch(problem, chosen, execution.device, addresses);
 #if NDSOFTMAX_WITH_CUDA
   void* workspace = nullptr;
@@ -45,6 +45,14 @@ const Device& cuda_device([[maybe_unused]] int index) {
   return cuda::device(index);
 #else
   no_cuda();
+#endif
+}
+
+int current_cuda_device() {
+#if NDSOFTMAX_WITH_CUDA
+  return cuda::current_device();
+#else
+  return -1;
 #endif
 }
 

@@ -70,11 +70,20 @@ constexpr int warp_min_log2_dim(int source_bytes, bool fused) {
 constexpr int warp_max_log2_dim(int source_bytes, bool fused) {
   return kWarpMaxLog2Dim + (holds_raw(source_bytes, Direction::forward, fused) ? 1 : 0);
 }
-// Sizes that kernels are compiled for. Of float64, which takes longest to compile, every second.
-constexpr int warp_log2_dim_step(int source_bytes) { return source_bytes == 8 ? 2 : 1; }
-constexpr int warp_log2_dim(int log2_dim, int source_bytes, bool fused) {
-  const int step = warp_log2_dim_step(source_bytes), least = warp_min_log2_dim(source_bytes, fused);
-  return log2_dim <= least ? least : least + (log2_dim - least + step - 1) / step * step;
+// Rows that are no whole vectors are held element by element, and those of float64, where a vector is but two. Kernels
+// are compiled for these sizes; a wider row is better off with more threads. Not so 16-bit ones, where something is
+// fused, which costs a vector of eight little more than an element; nor those that take whole vectors to hold.
+inline constexpr std::array kElementwiseLog2Dims{4, 6, 8, 9};
+inline constexpr int kElementwiseKernels = static_cast<int>(kElementwiseLog2Dims.size());
+// The first of them that holds so many; their number, where none does.
+constexpr int elementwise_kernel(int log2_dim) {
+  int kernel = 0;
+  while (kernel < kElementwiseKernels && kElementwiseLog2Dims[kernel] < log2_dim) ++kernel;
+  return kernel;
+}
+constexpr bool always_elementwise(int source_bytes) { return source_bytes == 8; }
+constexpr bool vectors_may_be_ragged(int source_bytes, bool fused, int log2_dim) {
+  return source_bytes == 2 && (fused || log2_dim > kWarpMaxLog2Dim);
 }
 inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
@@ -158,7 +167,7 @@ constexpr bool has_tiny_rows(int source_bytes, int result_bytes, bool fused) {
   return source_bytes == result_bytes && !fused;
 }
 
-// How a warp shares rows whose size, rounded up, is 2^log2_dim.
+// How a warp shares rows whose size, rounded up, is 2^log2_dim, in vectors of so many elements.
 struct WarpLayout {
   int lanes = 1;    // of one row
   int vectors = 1;  // a lane holds of one row
@@ -172,7 +181,7 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
   const int total = (1 << log2_dim) / vector > 1 ? (1 << log2_dim) / vector : 1;
   WarpLayout layout;
   layout.lanes = total / kWarpVectors > kLineLanes ? total / kWarpVectors : (total < kLineLanes ? total : kLineLanes);
-  if (layout.lanes > kWarp) layout.lanes = kWarp;
+  if (layout.lanes > kWarp || vector == 1) layout.lanes = total < kWarp ? total : kWarp;
   layout.vectors = total / layout.lanes;
   layout.rows = layout.vectors < kWarpVectors ? kWarpVectors / layout.vectors : 1;
   return layout;
@@ -209,9 +218,10 @@ constexpr const Architecture& architecture(int compute_capability) {
   return kArchitectures.back();
 }
 
-// Compute capability with asynchronous copies into shared memory. Older GPUs have a fallback of half as many kernels:
-// rows are never staged, but read as they lie, and columns never held, but read twice.
-inline constexpr int kAsyncFrom = 80;
+// Compute capability with asynchronous copies into shared memory, and with every kernel. Older GPUs, whose memory takes
+// less to keep busy, have a fallback of a third as many: in the warp regime rows are held element by element, and never
+// staged (but tiny ones); columns are never held, but read twice, one a thread.
+inline constexpr int kAllKernelsFrom = 80;
 inline constexpr int kOverlapFrom = 90;  // compute capability that can start a kernel before the one before has ended
 
 // ---- online and split ---------------------------------------------------------------------------------------------
