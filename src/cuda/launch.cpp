@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "cuda/dispatch.cuh"
+#include "cuda/launchers.hpp"
 #include "host/cuda_plan.hpp"
 
 namespace ndsoftmax::cuda {
