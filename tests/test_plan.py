@@ -147,8 +147,8 @@ def test_every_element_is_written_once(name: str, regime: str | None, problem: P
 )
 def test_every_regime_can_be_forced_where_it_belongs(name: str, regime: str, shape: tuple[int, ...], dim: int) -> None:
     device = DEVICES[name]
-    if regime == "cluster" and device.compute_capability < 90:
-        with pytest.raises(ValueError, match="cluster"):
+    if device.compute_capability < {"cluster": 90, "block": 80}.get(regime, 0):
+        with pytest.raises(ValueError, match=f"{regime}.*compute capability"):
             plan(**contiguous(*shape, dim=dim), device=device, regime=regime)
     else:
         assert plan(**contiguous(*shape, dim=dim), device=device, regime=regime).regime == regime

@@ -10,10 +10,14 @@ namespace {
 
 template <typename Operation, int kVectors>
 __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArguments<Operation> arguments) {
-  await_kernel_before();
-  let_next_kernel_begin();
-  hold_rows<Row<Operation, int>, kVectors, 1>(arguments, arguments.first_block + blockIdx.x, 1, 1, blockDim.x,
-                                              threadIdx.x, Lanes{}, BlockExchange{});
+  if constexpr (kHasAllKernels) {
+    await_kernel_before();
+    let_next_kernel_begin();
+    hold_rows<Row<Operation, int>, kVectors, 1>(arguments, arguments.first_block + blockIdx.x, 1, 1, blockDim.x,
+                                                threadIdx.x, Lanes{}, BlockExchange{});
+  } else {
+    never_launched();
+  }
 }
 
 }  // namespace

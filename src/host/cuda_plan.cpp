@@ -205,7 +205,9 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
   return {plan};
 }
 
-Offer offer_block(const Rows& rows, std::int64_t most_threads) {
+Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_threads) {
+  if (device.compute_capability < tuning::kAllKernelsFrom)
+    return {{}, "rows held by a block need compute capability 8.0"};
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
   const int held = rows.ragged() ? rows.most_held : rows.held;
   const std::int64_t threads = divide_up(divide_up(rows.vectors, held), kWarp) * kWarp;
@@ -681,7 +683,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (regime == Regime::warp) return offer_warp(problem, rows, device);
   if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
   switch (regime) {
-    case Regime::block: return offer_block(rows, tuning::kMaxBlock);
+    case Regime::block: return offer_block(rows, device, tuning::kMaxBlock);
     case Regime::cluster: return offer_cluster(rows, device, architecture);
     case Regime::online: return offer_online(problem, rows);
     default: return offer_split(problem, rows, device);
@@ -779,11 +781,12 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (!rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
   if (architecture.max_cluster > 1) {
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
-    if (const Offer block = offer_block(rows, few ? 0 : architecture.block_threads); block.plan) return *block.plan;
+    if (const Offer block = offer_block(rows, device, few ? 0 : architecture.block_threads); block.plan)
+      return *block.plan;
     if (few && rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes)
       return *offer_split(problem, rows, device).plan;
     if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
-  } else if (const Offer block = offer_block(rows, architecture.block_threads); block.plan) {
+  } else if (const Offer block = offer_block(rows, device, architecture.block_threads); block.plan) {
     return *block.plan;
   }
   if (rows.count < device.multiprocessors) return *offer_split(problem, rows, device).plan;

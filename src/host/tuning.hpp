@@ -219,8 +219,8 @@ constexpr const Architecture& architecture(int compute_capability) {
 }
 
 // Compute capability with asynchronous copies into shared memory, and with every kernel. Older GPUs, whose memory takes
-// less to keep busy, have a fallback of a third as many: in the warp regime rows are held element by element, and never
-// staged (but tiny ones); columns are never held, but read twice, one a thread.
+// less to keep busy, have a fallback of a quarter as many: rows are held element by element by a warp, or read twice,
+// and never staged (but tiny ones); columns are read twice, one a thread.
 inline constexpr int kAllKernelsFrom = 80;
 inline constexpr int kOverlapFrom = 90;  // compute capability that can start a kernel before the one before has ended
 
