@@ -691,20 +691,27 @@ constexpr TileKernels<Real> tile_kernels() {
   return {any_packed_forward<operation, Real>, any_packed_backward<operation, Real>};
 }
 
+// Forward may widen, backward narrow; forward also narrows rows that were fused in a tile.
 template <Operation operation, typename Real, typename Source, typename Result>
 constexpr TypedKernels<Real> typed_kernels() {
-  return {row_forward<operation, Real, Source, Result>,
-          row_backward<operation, Real, Source, Result>,
-          column_forward<operation, Real, Source, Result>,
-          column_backward<operation, Real, Source, Result>,
-          row_statistics<Real, Source>,
-          row_finish<operation, Real, Source, Result>,
-          row_products<operation, Real, Source>,
-          row_gradients<operation, Real, Source, Result>,
-          column_statistics<Real, Source>,
-          column_finish<operation, Real, Source, Result>,
-          column_products<operation, Real, Source>,
-          column_gradient<operation, Real, Source, Result>};
+  TypedKernels<Real> kernels{};
+  kernels.row_forward = row_forward<operation, Real, Source, Result>;
+  kernels.row_statistics = row_statistics<Real, Source>;
+  kernels.row_finish = row_finish<operation, Real, Source, Result>;
+  if constexpr (sizeof(Source) <= sizeof(Result)) {
+    kernels.column_forward = column_forward<operation, Real, Source, Result>;
+    kernels.column_statistics = column_statistics<Real, Source>;
+    kernels.column_finish = column_finish<operation, Real, Source, Result>;
+  }
+  if constexpr (sizeof(Source) >= sizeof(Result)) {
+    kernels.row_backward = row_backward<operation, Real, Source, Result>;
+    kernels.column_backward = column_backward<operation, Real, Source, Result>;
+    kernels.row_products = row_products<operation, Real, Source>;
+    kernels.row_gradient = row_gradients<operation, Real, Source, Result>;
+    kernels.column_products = column_products<operation, Real, Source>;
+    kernels.column_gradient = column_gradient<operation, Real, Source, Result>;
+  }
+  return kernels;
 }
 
 template <Operation operation>

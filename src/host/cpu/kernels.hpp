@@ -57,7 +57,7 @@ struct TileKernels {
   void (*packed_backward)(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch);
 };
 
-// Of one pair of source and result types.
+// Of one pair of source and result types; null where that direction does not take them.
 template <typename Real>
 struct TypedKernels {
   // whole rows, whole columns
