@@ -70,7 +70,7 @@ $(VENV)/torch: constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/installed: $(SOURCES) $(VENV)/torch
-	@echo "building ndsoftmax: 4 to 7 minutes with nvcc on 2 cores, 1 without"
+	@echo "building ndsoftmax: 5 to 7 minutes with nvcc on 2 cores, 1 without"
 	$(BIN)/python -m pip install .
 	touch $@
 
