@@ -209,6 +209,22 @@ def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype,
     assert (chosen.regime, chosen.vector) == ("warp", vector)
 
 
+@pytest.mark.parametrize("regime", [None, *REGIMES])
+@given(problem=problems())
+def test_gpus_before_sm_80_get_the_kernels_they_have(regime: str | None, problem: Problem) -> None:
+    try:
+        chosen = plan(**problem, device=DEVICES["T4"], regime=regime)
+    except ValueError:
+        assert regime is not None
+        return
+    if chosen.regime == "warp":
+        assert chosen.vector == 1 or (chosen.staged and chosen.dim < chosen.vector)
+    elif chosen.regime == "strided":
+        assert (chosen.vector, chosen.passes) == (1, 2)
+    else:
+        assert chosen.regime in ("online", "split")
+
+
 def test_rows_misaligned_differently_are_read_in_place() -> None:
     x = torch.empty(64, 2000, device="meta")
     for dim, regime in ((500, "warp"), (1500, "strided")):
