@@ -1,4 +1,4 @@
-"""Runs every CUDA kernel once on a small problem, for compute-sanitizer, and compares with float64 in passing.
+"""Runs the CUDA kernels of all regimes on small problems, for compute-sanitizer, and compares with float64 in passing.
 
 `sanitize.py 2/8` runs every eighth of the problems, beginning with the second: several processes share the work.
 """
@@ -16,8 +16,10 @@ from torch import Tensor
 # (shape, dim, regimes to force; None: the plan's own)
 PROBLEMS = [
     ((40, 8), 1, (None, "block", "online", "split", "strided")),
+    ((9, 13), 1, (None,)),
     ((13, 21), 1, (None, "block", "cluster")),
     ((9, 100), 1, (None, "strided")),
+    ((5, 301), 1, (None,)),
     ((7, 1000), 1, (None, "block", "online")),
     ((3, 1025), 1, (None, "warp", "block", "cluster", "split", "strided")),
     ((2, 9000), 1, (None, "block", "cluster", "online", "split")),

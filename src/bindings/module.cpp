@@ -513,7 +513,7 @@ PYBIND11_MODULE(_C, module) {
       py::arg("type"), py::arg("index") = 0, py::arg("threads") = 1);
 
   module.def("forced_regime", [] {
-    const std::optional<Regime> forced = forced_regime();
+    const std::optional<Regime> forced = regime_in_environment();
     return forced ? name_of(*forced) : nullptr;
   });
   module.def(

@@ -26,7 +26,7 @@ class Torch {
   // forward-mode level or profiler of this thread is active, and no tracer that comes before autograd. (Observers of
   // all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain calls.)
   bool at_rest() const {
-    return !is_true(function_mode_active_) && !is_true(tracing_) && is_false_in(profiler_dict_, profiler_active_) &&
+    return !is_true(function_mode_active_) && !is_true(tracing_) && !is_true(profiler_active_) &&
            PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
            std::all_of(
                pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) { return mode.is_none(); });
@@ -113,9 +113,6 @@ class Torch {
   static bool is_true(py::handle function, py::handle argument) {
     return call(function, argument).is(py::handle(Py_True));
   }
-  static bool is_false_in(py::handle dict, py::handle name) {
-    return PyDict_GetItemWithError(dict.ptr(), name.ptr()) == Py_False;
-  }
   static py::tuple tuple_of(const std::int64_t* values, int count) {
     py::tuple tuple(count);
     for (int i = 0; i < count; ++i) PyTuple_SET_ITEM(tuple.ptr(), i, PyLong_FromLongLong(values[i]));
@@ -142,8 +139,8 @@ class Torch {
   py::object function_mode_active_ = c_.attr("_is_torch_function_mode_enabled");
   py::object tracing_ = c_.attr("_is_tracing");
   py::object autocast_active_ = c_.attr("_is_any_autocast_enabled");
-  py::dict profiler_dict_ = torch_.attr("autograd").attr("profiler").attr("__dict__");
-  py::str profiler_active_ = "_is_profiler_enabled";
+  // (the flag that torch's profilers set in Python would be cheaper to read, but not all of them set it)
+  py::object profiler_active_ = torch_.attr("autograd").attr("_profiler_enabled");
   py::dict forward_level_dict_ = torch_.attr("autograd").attr("forward_ad").attr("__dict__");
   py::str forward_level_name_ = "_current_level";
   // (torch has a function that counts them, in a microsecond; without this list, such tracers see no plain calls)

@@ -60,14 +60,14 @@ void visit_told(const Problem& problem, Visitor&& visitor) {
     visitor.template operator()<typename Operation::template With<std::false_type>>();
 }
 
-// Calls visitor(std::integral_constant<int, n>) for the n that equals `value`, of kFirst, kFirst + kStep, … kLast.
-template <int kFirst, int kLast, int kStep = 1, typename Visitor>
+// Calls visitor(std::integral_constant<int, n>) for the n that equals `value`, of kFirst, … kLast.
+template <int kFirst, int kLast, typename Visitor>
 void visit_int(int value, Visitor&& visitor) {
   if constexpr (kFirst <= kLast) {
     if (value == kFirst)
       visitor(std::integral_constant<int, kFirst>{});
     else
-      visit_int<kFirst + kStep, kLast, kStep>(value, visitor);
+      visit_int<kFirst + 1, kLast>(value, visitor);
   } else {
     throw std::logic_error("no kernel is compiled for " + std::to_string(value));
   }

@@ -3,7 +3,8 @@
 // A row need not start on 16 bytes (197 or 50257 elements never do for long). It is read as the aligned vectors that
 // cover it; the first and the last may reach over its ends, where they hold elements of other rows, which are dropped
 // after loading and never written. Where such a vector would reach out of the tensor, at its two ends, the row is read
-// element by element. Plans promise that all operands of a row are misaligned alike (offer_warp and its kin check it).
+// element by element. Plans promise that operands read as vectors are misaligned alike (rows_are_vectors()); others are
+// held as vectors of one element.
 #pragma once
 
 #include <algorithm>
@@ -147,7 +148,7 @@ __device__ __forceinline__ FusedLine<Operation, Index, N> fused_line(const RowAr
   return {arguments.fusing, offset.at[kMask], offset.at[kBias], reach, phase};
 }
 
-// kMayBeRagged: rows may begin and end within vectors.
+// kMayBeRagged: rows may begin and end within vectors, which have kVectorOf elements.
 template <typename Operation, typename Index, bool kMayBeRagged = true,
           int kVectorOf = tuning::kVectorBytes / static_cast<int>(sizeof(typename Operation::Source))>
 class Row {

@@ -175,7 +175,7 @@ struct WarpLayout {
 };
 
 // Few lanes a row mean few shuffles, but eight neighbours, who cover a cache line of 128 bytes, should stay together: a
-// load that touches more than four lines takes as many turns in L1.
+// load that touches more than four lines takes as many turns in L1. Of single elements all lanes together load a line.
 constexpr WarpLayout warp_layout(int log2_dim, int vector) {
   constexpr int kLineLanes = kLineBytes / kVectorBytes;
   const int total = (1 << log2_dim) / vector > 1 ? (1 << log2_dim) / vector : 1;
