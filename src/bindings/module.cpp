@@ -230,8 +230,10 @@ struct Output {
     const DLDevice device = lies.device;
     if (Torch::is_row_major(lies) && (device.device_type == kDLCPU || device.device_id == current_cuda_device())) {
       tensor = torch.empty_strided_like(lies, dtype);
-      if (!tensor.is_none()) to = exchanged(tensor);
-      if (!tensor.is_none() && to.device.device_id == device.device_id) return;
+      if (!tensor.is_none()) {
+        to = exchanged(tensor);
+        if (to.device.device_id == device.device_id) return;
+      }
     }
     tensor = torch.empty_like(like, dtype);
     to = exchanged(tensor);

@@ -35,6 +35,7 @@ struct Rows {
   int vector;            // elements of 16 bytes
   std::int64_t vectors;  // that cover the longest row, wherever it starts
   bool aligned;          // every row starts on 16 bytes
+  bool alike;            // every operand is misaligned alike, in every row: rows are vectors of all of them
   bool ragged() const { return !aligned || dim % vector != 0; }
   int warp_vector;  // elements that a lane of the warp regime holds together
   int log2_dim;     // of what the lanes that share a row have room for
@@ -75,13 +76,13 @@ Rows rows_of(const Problem& problem, const Device& device) {
   rows.aligned = problem.misalignment[kSource] == 0;
   for (int group = 0; group < problem.outer.rank; ++group)
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
+  rows.alike = rows_are_vectors(problem);
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
   rows.held = tuning::held_vectors(bytes, problem.direction, problem.fused.any);
   rows.most_held = tuning::most_held_vectors(bytes, problem.direction, problem.fused.any);
   rows.state_bytes = state_bytes(problem);
   const bool elementwise =
-      tuning::always_elementwise(bytes) || device.compute_capability < tuning::kAllKernelsFrom ||
-      !rows_are_vectors(problem) ||
+      tuning::always_elementwise(bytes) || device.compute_capability < tuning::kAllKernelsFrom || !rows.alike ||
       (rows.ragged() && !tuning::vectors_may_be_ragged(bytes, problem.fused.any, log2_up(rows.dim)));
   if (elementwise) {
     const int kernel = tuning::elementwise_kernel(log2_up(rows.dim));
@@ -681,7 +682,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (!fused_steps_are_ints(problem.dim.groups[0])) return {{}, "the mask or the bias has elements 2^31 apart"};
   const Rows rows = rows_of(problem, device);
   if (regime == Regime::warp) return offer_warp(problem, rows, device);
-  if (!rows_are_vectors(problem)) return {{}, "the tensors' rows are misaligned differently"};
+  if (!rows.alike) return {{}, "the tensors' rows are misaligned differently"};
   switch (regime) {
     case Regime::block: return offer_block(rows, device, tuning::kMaxBlock);
     case Regime::cluster: return offer_cluster(rows, device, architecture);
@@ -778,7 +779,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (const Offer warp = offer_warp(problem, rows, device);
       warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || rows.ragged()))
     return *warp.plan;
-  if (!rows_are_vectors(problem)) return strided_plan(problem, device, architecture);
+  if (!rows.alike) return strided_plan(problem, device, architecture);
   if (architecture.max_cluster > 1) {
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
     if (const Offer block = offer_block(rows, device, few ? 0 : architecture.block_threads); block.plan)
