@@ -103,10 +103,11 @@ def test_autocast_leaves_the_cpu_alone(function: Any) -> None:
             assert function(x, 1).dtype == torchs(function)(x, 1).dtype == dtype
 
 
-def test_autocast_is_left_to_the_dispatcher(device: str) -> None:
-    x = normal(3, 4, device=device)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="autocast changes softmax on CUDA alone")
+def test_autocast_is_left_to_the_dispatcher() -> None:
+    x = normal(3, 4, device="cuda")
     assert ndsoftmax._C.are_plain(x, x)
-    with torch.autocast(device):
+    with torch.autocast("cuda"):
         assert not ndsoftmax._C.are_plain(x, x)
 
 

@@ -88,12 +88,12 @@ def as_masking(
     input: Tensor,
     dims: tuple[int, ...],
     computed_dtype: torch.dtype,
-    mask: Any,
-    where: Any,
-    bias: Any,
-    scale: Any,
-    causal: Any,
-    fully_masked: Any,
+    mask: Any = None,
+    where: Any = None,
+    bias: Any = None,
+    scale: Any = 1.0,
+    causal: Any = False,
+    fully_masked: Any = None,
 ) -> Masking:
     """The arguments of softmax, for an input that is cast to `computed_dtype` first; raises where one is wrong."""
     check_one_mask(mask, where)

@@ -1,13 +1,15 @@
 """softmax and log_softmax as users call them: the short path for plain calls, the operators for all others."""
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from typing_extensions import Unpack  # which torch brings
 
 from ndsoftmax import _C, _masked
 from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype, wrap_dims
@@ -18,7 +20,30 @@ from ndsoftmax._masked import Causal, FullyMasked, Masking, as_masking
 
 Dim = int | Sequence[int]
 
-_ONE = 1.0  # the default scale, told by its identity: a tensor could not be compared with it in time
+_ONE = 1.0
+
+
+class Fused(TypedDict, total=False):
+    """What a call fuses. Parameters of their own would cost plain calls 20 ns each: Python looks for their defaults."""
+
+    mask: Tensor | None
+    where: Tensor | None
+    bias: Tensor | None
+    scale: float
+    causal: Causal
+    fully_masked: FullyMasked | None
+
+
+_DEFAULTS = {"mask": None, "where": None, "bias": None, "scale": _ONE, "causal": False, "fully_masked": None}
+_NOTHING: dict[str, Any] = {}
+
+
+def _given(fused: Mapping[str, object]) -> dict[str, Any]:
+    """Without what is as by default, told by identity: a tensor could not be compared with a number in time."""
+    for name in fused:
+        if name not in _DEFAULTS:
+            raise TypeError(f"there is no argument {name!r}; by keyword there are {', '.join(_DEFAULTS)} and out")
+    return {name: value for name, value in fused.items() if value is not _DEFAULTS[name]}
 
 
 def softmax(
@@ -26,13 +51,8 @@ def softmax(
     dim: Dim = -1,
     dtype: torch.dtype | None = None,
     *,
-    mask: Tensor | None = None,
-    where: Tensor | None = None,
-    bias: Tensor | None = None,
-    scale: float = _ONE,
-    causal: Causal = False,
-    fully_masked: FullyMasked | None = None,
     out: Tensor | None = None,
+    **fused: Unpack[Fused],
 ) -> Tensor:
     """Softmax of `input` over `dim`: ``exp(x) / sum(exp(x))``, computed without overflow.
 
@@ -105,13 +125,12 @@ def softmax(
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
-    if mask is None and where is None and bias is None and scale is _ONE and causal is False and fully_masked is None:
-        if not is_dynamo_compiling():
-            result = plain_forward(input, dim, dtype, False, record_plain, out)
-            if result is not None:
-                return result
-        return _long_way(False, input, dim, dtype, {}, out)
-    return _fused(False, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
+    given = _given(fused) if fused else _NOTHING
+    if not given and not is_dynamo_compiling():
+        result = plain_forward(input, dim, dtype, False, record_plain, out)
+        if result is not None:
+            return result
+    return _long_way(False, input, dim, dtype, given, out)
 
 
 def log_softmax(
@@ -119,13 +138,8 @@ def log_softmax(
     dim: Dim = -1,
     dtype: torch.dtype | None = None,
     *,
-    mask: Tensor | None = None,
-    where: Tensor | None = None,
-    bias: Tensor | None = None,
-    scale: float = _ONE,
-    causal: Causal = False,
-    fully_masked: FullyMasked | None = None,
     out: Tensor | None = None,
+    **fused: Unpack[Fused],
 ) -> Tensor:
     """Logarithm of the softmax of `input` over `dim`: ``x - log(sum(exp(x)))``, computed without overflow.
 
@@ -136,13 +150,26 @@ def log_softmax(
     >>> ndsoftmax.log_softmax(torch.tensor([0.0, 0.0, -torch.inf]))
     tensor([-0.6931, -0.6931,    -inf])
     """
-    if mask is None and where is None and bias is None and scale is _ONE and causal is False and fully_masked is None:
-        if not is_dynamo_compiling():
-            result = plain_forward(input, dim, dtype, True, record_plain, out)
-            if result is not None:
-                return result
-        return _long_way(True, input, dim, dtype, {}, out)
-    return _fused(True, input, dim, dtype, mask, where, bias, scale, causal, fully_masked, out)
+    given = _given(fused) if fused else _NOTHING
+    if not given and not is_dynamo_compiling():
+        result = plain_forward(input, dim, dtype, True, record_plain, out)
+        if result is not None:
+            return result
+    return _long_way(True, input, dim, dtype, given, out)
+
+
+def _with_keywords(signature: inspect.Signature) -> inspect.Signature:
+    """As inspect and help are to show it: each keyword with its default."""
+    *positional, out, _ = signature.parameters.values()
+    keywords = [
+        out.replace(name=name, annotation=Fused.__annotations__[name], default=default)
+        for name, default in _DEFAULTS.items()
+    ]
+    return signature.replace(parameters=[*positional, *keywords, out])
+
+
+for _function in (softmax, log_softmax):
+    setattr(_function, "__signature__", _with_keywords(inspect.signature(_function)))  # noqa: B010
 
 
 def masked_softmax(
@@ -193,34 +220,9 @@ def masked_log_softmax(
     )
 
 
-def _fused(
-    log: bool,
-    input: Any,
-    dim: Dim,
-    dtype: torch.dtype | None,
-    mask: Any,
-    where: Any,
-    bias: Any,
-    scale: Any,
-    causal: Any,
-    fully_masked: Any,
-    out: Tensor | None,
-) -> Tensor:
-    fused = {
-        "mask": mask,
-        "where": where,
-        "bias": bias,
-        "scale": scale,
-        "causal": causal,
-        "fully_masked": fully_masked,
-    }
-    return _long_way(log, input, dim, dtype, fused, out)
-
-
 def _long_way(
     log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, fused: dict[str, Any], out: Tensor | None
 ) -> Tensor:
-    """`fused` is empty for a plain call."""
     function = log_softmax if log else softmax
     tensors = (input, fused.get("mask"), fused.get("where"), fused.get("bias"), out)
     if has_torch_function(tensors):
@@ -240,10 +242,7 @@ def _checked(
     dims = as_dims(dim)
     if isinstance(input, Tensor) and (input.is_nested or is_traceable_wrapper_subclass(input)):
         if fused:
-            given = ", ".join(
-                name for name, value in fused.items() if not any(value is no for no in (None, False, _ONE))
-            )
-            raise TypeError(f"{given} do not go with a {type(input).__name__}")
+            raise TypeError(f"{', '.join(fused)} do not go with a {type(input).__name__}")
         return _torchs(log, input, dims, dtype, out)
     check_tensor("input", input)
     output_dtype = result_dtype(input, dtype)

@@ -207,8 +207,8 @@ void backward(const Borrowed& grad, const Borrowed& from, const Borrowed& to, st
 // A plain call needs nothing of torch's dispatcher. None says that a call is not plain, or may be wrong: the caller
 // then goes the long way, where errors are worded.
 
-// The tensor as it lies in memory, where that is all there is to it. (What is_ordinary() does not know, as tensors of a
-// library's own layout, torch refuses to exchange; that takes it a millisecond.) Zero tensors have null.
+// The tensor as it lies in memory, where that is all there is to it. (What is_ordinary() does not know, as sparse
+// tensors and those that a torch.func transform left behind, torch refuses to exchange; that takes it a millisecond.)
 std::optional<DLTensor> ordinary(py::handle tensor) {
   const Torch& torch = Torch::get();
   if (!torch.is_ordinary(tensor)) return std::nullopt;
@@ -219,7 +219,7 @@ std::optional<DLTensor> ordinary(py::handle tensor) {
   }
   const bool has_kernels =
       raw.device.device_type == kDLCPU || (NDSOFTMAX_WITH_CUDA && raw.device.device_type == kDLCUDA);
-  if (!has_kernels || (raw.data == nullptr && torch.is_zero(tensor))) return std::nullopt;
+  if (!has_kernels || (raw.data == nullptr && torch.has_no_memory(tensor))) return std::nullopt;
   return raw;
 }
 
@@ -317,7 +317,6 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
     return py::reinterpret_borrow<py::object>(out);
   }
   const bool recorded = torch.needs_grad(input);
-  if (recorded && torch.transforms()) return py::none();
   const Output output(input, *raw, result);
   forward(Borrowed(*raw), Borrowed(output.to), dims->get(), log, threads_for(*raw));
   if (!recorded) return output.tensor;

@@ -22,31 +22,32 @@ class Torch {
     return torch.call_once_and_store_result([] { return Torch(); }).get_stored();
   }
 
-  // Whether torch's dispatcher would do nothing with an ordinary tensor but run its kernel: no function mode, tracing,
-  // forward-mode level or profiler of this thread is active, and no tracer that comes before autograd. (Observers of
-  // all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain calls.)
+  // Whether torch's dispatcher would do nothing with an ordinary tensor but run its kernel: no dispatch mode, tracing,
+  // torch.func transform, forward-mode level or profiler of this thread is active, and no tracer that comes before
+  // autograd. (Observers of all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain
+  // calls.)
   bool at_rest() const {
-    return !is_true(function_mode_active_) && !is_true(tracing_) && !is_true(profiler_active_) &&
+    return PyLong_AsLong(call(dispatch_modes_).ptr()) == 0 && !is_true(functorch_active_) && !is_true(tracing_) &&
+           !is_true(profiler_active_) &&
            PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
            std::all_of(
                pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) { return mode.is_none(); });
   }
 
-  // Whether a torch.func transform is at work: then gradients may be recorded at several levels.
-  bool transforms() const { return is_true(functorch_active_); }
+  // Whether operators may cast what they are given; on the CPU, softmax never is.
+  bool autocasts() const { return is_true(autocasts_on_cuda_); }
 
-  // Whether operators may cast what they are given.
-  bool autocasts() const { return is_true(autocast_active_); }
-
-  // Whether the tensor is nobody's subclass and has memory that holds its elements as they are. Torch's own question
-  // is about meta, sparse, batched and functional tensors, and those that a transform left behind; any tensor is like a
-  // subclass while a dispatch mode is active.
+  // Whether the tensor is nobody's subclass, no function mode wants to see it, and its elements are what memory holds.
   bool is_ordinary(py::handle tensor) const {
     return Py_TYPE(tensor.ptr()) == reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()) &&
-           !is_true(is_like_subclass_, tensor) && !has(is_nested_, tensor) && !is_true(is_negative_, tensor);
+           !is_true(has_torch_function_, tensor) && !has(is_meta_, tensor) && !has(is_nested_, tensor) &&
+           !is_true(is_negative_, tensor);
   }
 
-  bool is_zero(py::handle tensor) const { return is_true(is_zero_, tensor); }
+  // Of a tensor that points nowhere: whether that is how it is, as with zero tensors and functional ones.
+  bool has_no_memory(py::handle tensor) const {
+    return is_true(is_zero_, tensor) || is_true(is_like_subclass_, tensor);
+  }
 
   bool needs_grad(py::handle tensor) const {
     return has(requires_grad_, tensor) && is_true(grad_enabled_) && !is_true(inference_mode_);
@@ -121,10 +122,12 @@ class Torch {
   py::module_ torch_ = py::module_::import("torch");
   py::object c_ = torch_.attr("_C");
   py::object tensor_type_ = torch_.attr("Tensor");
-  py::object is_like_subclass_ = c_.attr("_dispatch_isTensorSubclassLike");
+  py::object has_torch_function_ = c_.attr("_has_torch_function_unary");
+  py::object is_meta_ = tensor_type_.attr("is_meta");
   py::object is_nested_ = tensor_type_.attr("is_nested");
   py::object is_negative_ = tensor_type_.attr("is_neg");
   py::object is_zero_ = tensor_type_.attr("_is_zerotensor");
+  py::object is_like_subclass_ = c_.attr("_dispatch_isTensorSubclassLike");
   py::object requires_grad_ = tensor_type_.attr("requires_grad");
   py::object empty_like_ = torch_.attr("empty_like");
   py::object guards_ = py::getattr(py::getattr(c_, "_dynamo", py::none()), "guards", py::none());
@@ -136,9 +139,9 @@ class Torch {
   py::object grad_enabled_ = torch_.attr("is_grad_enabled");
   py::object inference_mode_ = torch_.attr("is_inference_mode_enabled");
   py::object functorch_active_ = c_.attr("_are_functorch_transforms_active");
-  py::object function_mode_active_ = c_.attr("_is_torch_function_mode_enabled");
+  py::object dispatch_modes_ = c_.attr("_len_torch_dispatch_stack");
   py::object tracing_ = c_.attr("_is_tracing");
-  py::object autocast_active_ = c_.attr("_is_any_autocast_enabled");
+  py::object autocasts_on_cuda_ = torch_.attr("is_autocast_enabled");
   // (the flag that torch's profilers set in Python would be cheaper to read, but not all of them set it)
   py::object profiler_active_ = torch_.attr("autograd").attr("_profiler_enabled");
   py::dict forward_level_dict_ = torch_.attr("autograd").attr("forward_ad").attr("__dict__");
