@@ -38,11 +38,13 @@ _DEFAULTS = {"mask": None, "where": None, "bias": None, "scale": _ONE, "causal":
 _NOTHING: dict[str, Any] = {}
 
 
-def _given(fused: Mapping[str, object]) -> dict[str, Any]:
+def _given(function: str, fused: Mapping[str, object]) -> dict[str, Any]:
     """Without what is as by default, told by identity: a tensor could not be compared with a number in time."""
     for name in fused:
         if name not in _DEFAULTS:
-            raise TypeError(f"there is no argument {name!r}; by keyword there are {', '.join(_DEFAULTS)} and out")
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}; there are {', '.join(_DEFAULTS)} and out"
+            )
     return {name: value for name, value in fused.items() if value is not _DEFAULTS[name]}
 
 
@@ -125,7 +127,7 @@ def softmax(
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
-    given = _given(fused) if fused else _NOTHING
+    given = _given("softmax", fused) if fused else _NOTHING
     if not given and not is_dynamo_compiling():
         result = plain_forward(input, dim, dtype, False, record_plain, out)
         if result is not None:
@@ -150,7 +152,7 @@ def log_softmax(
     >>> ndsoftmax.log_softmax(torch.tensor([0.0, 0.0, -torch.inf]))
     tensor([-0.6931, -0.6931,    -inf])
     """
-    given = _given(fused) if fused else _NOTHING
+    given = _given("log_softmax", fused) if fused else _NOTHING
     if not given and not is_dynamo_compiling():
         result = plain_forward(input, dim, dtype, True, record_plain, out)
         if result is not None:
