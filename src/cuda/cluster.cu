@@ -190,12 +190,13 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
 #pragma unroll
         for (int i = 0; i < kCount; ++i) row.terms(raw[i], 0, terms + i * kVector);
         operation.template add<kCount * kVector>(held, terms);
-        if constexpr (!RowOf::kBackward)
+        if constexpr (!RowOf::kBackward) {
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {
             const auto kept = [&](int k) { return terms[i * kVector + k]; };
             Vec<Source, kVector>::narrowed(kept).store_shared(from + i * apart);
           }
+        }
       });
       if constexpr (!RowOf::kBackward) ArrivalBarrier::stored();
       operation.total(held, Lanes{});
