@@ -26,6 +26,12 @@ struct ClusterExchange {
   int rank, blocks;
   bool first = true;    // of this cluster's rows: its blocks may not all run yet
   unsigned parity = 0;  // of how often this meeting was used
+  bool again = false;   // it will be
+
+  // One thread calls it, before the meeting is used.
+  __device__ __forceinline__ static void expect(Meeting<State>& meeting, int blocks) {
+    meeting.complete.expect(blocks * sizeof(State));
+  }
 
   template <typename Operation>
   __device__ __forceinline__ auto finish(const Operation& operation, const State& held) const {
@@ -34,8 +40,8 @@ struct ClusterExchange {
     const int thread = threadIdx.x, lane = thread % kWarp;
     if (first) ArrivalBarrier::await_cluster();
     if (thread < blocks) meeting.complete.send(block, meeting.states.get() + rank, thread);
-    if (thread == 0) meeting.complete.expect(blocks * sizeof(State));
     meeting.complete.await(parity);
+    if (again && thread == 0) expect(meeting, blocks);
     return operation.finish(held, Lanes{}.combine(lane < blocks ? meeting.states.get()[lane] : State{}));
   }
 };
@@ -48,6 +54,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     const std::int64_t block = arguments.first_block + blockIdx.x;
     const int blocks = cluster_size(), rank = static_cast<int>(block % blocks);
     meeting.complete.open();
+    if (threadIdx.x == 0) ClusterExchange<State>::expect(meeting, blocks);
     await_kernel_before();
     let_next_kernel_begin();
     hold_rows<Row<Operation, int>, kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x,
@@ -162,7 +169,10 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
 
     if (threadIdx.x == 0) {
       for (ArrivalBarrier& barrier : arrived) barrier.init();
-      for (Meeting<State>& meeting : meetings) meeting.complete.init();
+      for (Meeting<State>& meeting : meetings) {
+        meeting.complete.init();
+        ClusterExchange<State>::expect(meeting, blocks);
+      }
     }
     ArrivalBarrier::arrive_cluster();
     await_kernel_before();
@@ -200,7 +210,8 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
       });
       if constexpr (!RowOf::kBackward) ArrivalBarrier::stored();
       operation.total(held, Lanes{});
-      const ClusterExchange<State> exchange{meetings[turn % 2], rank, blocks, turn == 0, turn / 2 % 2u};
+      const ClusterExchange<State> exchange{meetings[turn % 2], rank,          blocks,
+                                            turn == 0,          turn / 2 % 2u, turn + 2 < turns};
       const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
       operation.with_log([&](auto log) {
         parts.for_vectors(row, turn, [&]<int kCount>(int element, const typename RowOf::Raw(&raw)[kCount], Source*) {

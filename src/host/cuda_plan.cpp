@@ -284,7 +284,7 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
       ++cluster;
     if (cluster > tuning::kGpc / 2) cluster = tuning::kGpc;  // where there is no room for two, one may have all
     threads = threads_to_hold(rows, cluster);
-    if (!tuning::fills_multiprocessors(static_cast<int>(threads)))
+    if (tuning::fills_badly(cluster, static_cast<int>(threads)))
       if (const auto plan = cluster_rows_plan(problem, rows, device, architecture)) return {plan};
   }
   if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};

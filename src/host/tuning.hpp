@@ -212,15 +212,16 @@ inline constexpr int kClusterLeastThreads = 96;  // smaller blocks spend their t
 inline constexpr int kClusterFill = 92;          // per cent of the rows of the best size: rather smaller clusters
 inline constexpr std::int64_t kClusterFewBytes = 1 << 20;  // of a row alone: wider ones need all multiprocessors
 
-// Where the blocks of clusters that hold rows in registers leave a tenth of a multiprocessor's threads without work, or
-// where there is but one, which loads and computes in turns, shared memory does better: the next row arrives there
-// while one is computed. Not forward with 16 bits: the exponentials, which do not fit there, would be computed twice.
+// Where a row takes the registers of a whole GPC, and its blocks leave a tenth of the threads without work, or where a
+// multiprocessor has but one block, which loads and computes in turns, shared memory does better: the next row arrives
+// there while one is computed. Not forward with 16 bits: the exponentials, which do not fit there, would be computed
+// twice.
 constexpr bool has_cluster_rows(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && !fused && (direction == Direction::backward || source_bytes == 4);
 }
-constexpr bool fills_multiprocessors(int threads) {
+constexpr bool fills_badly(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
-  return blocks > 1 && 10 * blocks * threads >= 9 * kMaxBlock;
+  return blocks <= 1 || (cluster == kGpc && 10 * blocks * threads < 9 * kMaxBlock);
 }
 inline constexpr int kClusterSlots = 2;        // rows that shared memory has room for
 inline constexpr int kClusterRowsVectors = 4;  // of all operands, that a thread takes from there at once
