@@ -32,7 +32,6 @@ PROBLEMS = [
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,)),  # so many rows that they are staged: these take racecheck longest
     ((70000, 3), 1, (None,)),
-    ((97, 165001), 1, (None,)),  # and so wide that the next row arrives while one is computed
 ]
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float64, None)]
 
@@ -63,9 +62,7 @@ def main() -> None:
     cases = [(*problem, *dtypes) for problem in PROBLEMS for dtypes in DTYPES]
     for shape, dim, regimes, dtype, result in cases[part - 1 :: parts]:
         dims = dim if isinstance(dim, tuple) else (dim,)
-        few = (
-            2 if shape[0] > 10000 else 1 if torch.Size(shape).numel() > 10**6 else None
-        )  # fusions, where they take long
+        few = 2 if shape[0] > 10000 else None  # fusions of many rows, which take long
         for regime in regimes:
             print(shape, dim, dtype, regime or "", flush=True)
             if regime == "cluster" and device.compute_capability < 90:

@@ -187,29 +187,12 @@ class Row {
   }
 
   __device__ __forceinline__ int phase() const { return kMayBeRagged ? phase_ : 0; }
-  __device__ __forceinline__ bool vectors_only() const { return vectors_only_; }
-  __device__ __forceinline__ const Source* source() const { return source_; }
-  __device__ __forceinline__ const Source* grad() const { return grad_; }
   // Elements up to the diagonal.
   __device__ __forceinline__ Index reach() const {
     if constexpr (Operation::kFused)
       return fused_.reach();
     else
       return dim_;
-  }
-
-  // A vector that counts for nothing.
-  __device__ __forceinline__ Raw nothing() const {
-    Raw raw;
-    if constexpr (Operation::kFused) {
-      raw.source = raw.grad = {};
-    } else if constexpr (kBackward) {
-      raw.source = Vec<Source, kVector>::filled(operation_.nothing().output);
-      raw.grad = Vec<Source, kVector>::filled(operation_.nothing().grad);
-    } else {
-      raw.source = Vec<Source, kVector>::filled(operation_.nothing());
-    }
-    return raw;
   }
 
   // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal. Of
@@ -278,10 +261,6 @@ class Row {
   }
 
   template <typename Values>
-  __device__ __forceinline__ void store_whole(Index first, const Values& value) const {
-    Vec<Result, kVector>::narrowed(value).store(result_ + first);
-  }
-  template <typename Values>
   __device__ __forceinline__ void store(Index first, const Values& value) const {
     if (first >= dim_) return;
     const auto vector = Vec<Result, kVector>::narrowed(value);
@@ -310,6 +289,19 @@ class Row {
   }
 
  private:
+  __device__ __forceinline__ Raw nothing() const {
+    Raw raw;
+    if constexpr (Operation::kFused) {
+      raw.source = raw.grad = {};
+    } else if constexpr (kBackward) {
+      raw.source = Vec<Source, kVector>::filled(operation_.nothing().output);
+      raw.grad = Vec<Source, kVector>::filled(operation_.nothing().grad);
+    } else {
+      raw.source = Vec<Source, kVector>::filled(operation_.nothing());
+    }
+    return raw;
+  }
+
   // Whether all elements of a vector that begins in the row, or before it, belong to it.
   __device__ __forceinline__ bool whole(Index first) const {
     if (!kMayBeRagged || !ragged_) return first < dim_;
@@ -336,74 +328,66 @@ __device__ __forceinline__ typename Operation::Finish finish_of(const Exchange& 
   return settled<Operation>(exchange.finish(fusing.operation, held), fusing);
 }
 
-// A row that was loaded: reduce, exchange, finish, store. Rows of 16 bits stay as they were loaded, which halves their
-// registers, and are exponentiated twice, where that costs less than what else could be loaded meanwhile.
-template <int kVectors, typename RowOf, typename Operation, typename Exchange>
-__device__ __forceinline__ void finish_row(const RowArguments<Operation>& arguments, const RowOf& row,
-                                           typename RowOf::Raw (&raw)[kVectors], int first, int step, const Lanes& team,
-                                           const Exchange& exchange) {
+// A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
+// this function with other teams. Rows of 16 bits stay as they were loaded, which halves their registers, and are
+// exponentiated twice, where that costs less than what else could be loaded meanwhile.
+template <typename RowOf, int kVectors, int kRows, typename Operation, typename Exchange>
+__device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
+                                          int row_step, int turns, int threads_per_row, int lane, const Lanes& team,
+                                          const Exchange& exchange) {
   using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector;
   constexpr bool kRaw =
       tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused) && kVector > 1 &&
       kVectors > kHeldVectors<Operation>;
+  const int step = threads_per_row * kVector;
   const Operation operation = arguments.fusing.operation;
 
-  Term terms[kRaw ? kVector : kVectors * kVector];
-#pragma unroll
-  for (int item = 0; item < kVectors; ++item) {
-    if (item >= arguments.live) break;
-    row.resolve(raw[item], first + item * step);
-    if constexpr (!kRaw) row.terms(raw[item], first + item * step, terms + item * kVector);
-  }
-  typename Operation::State held;
-  if constexpr (kRaw) {
-    operation.raise(held, raw, team);
-#pragma unroll
-    for (int item = 0; item < kVectors; ++item) {
-      if (item >= arguments.live) break;
-      row.terms(raw[item], first + item * step, terms);
-      operation.template add<kVector>(held, terms);
-    }
-    operation.total(held, team);
-  } else {
-    held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, arguments.live, team);
-  }
-  const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
-  operation.with_log([&](auto log) {
-#pragma unroll
-    for (int item = 0; item < kVectors; ++item) {
-      if (item >= arguments.live) break;
-      if constexpr (kRaw) row.terms(raw[item], first + item * step, terms);
-      const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
-      row.store(first + item * step,
-                [&](int k) { return kRaw ? finish.again(of_item[k], log) : finish(of_item[k], log); });
-    }
-  });
-  row.clean(first, step, arguments.live, finish);
-}
-
-// A row, or a few, held in registers. The warp, block and cluster regimes are this function with other teams.
-template <typename RowOf, int kVectors, int kRows, typename Operation, typename Exchange>
-__device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
-                                          int row_step, int turns, int threads_per_row, int lane, const Lanes& team,
-                                          const Exchange& exchange) {
-  const int step = threads_per_row * RowOf::kVector;
-  const auto first_of = [&](const RowOf& row) {
-    return work::first_element(0, threads_per_row, lane, RowOf::kVector, row.phase());
-  };
   RowOf row[kRows];
   typename RowOf::Raw raw[kRows][kVectors];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= turns) break;
     row[r] = RowOf(arguments, first_row + r * row_step);
-    row[r].load(first_of(row[r]), step, arguments.dim, raw[r]);
+    row[r].load(work::first_element(0, threads_per_row, lane, kVector, row[r].phase()), step, arguments.dim, raw[r]);
   }
+
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= turns) break;
-    finish_row(arguments, row[r], raw[r], first_of(row[r]), step, team, exchange);
+    const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
+    Term terms[kRaw ? kVector : kVectors * kVector];
+#pragma unroll
+    for (int item = 0; item < kVectors; ++item) {
+      if (item >= arguments.live) break;
+      row[r].resolve(raw[r][item], first + item * step);
+      if constexpr (!kRaw) row[r].terms(raw[r][item], first + item * step, terms + item * kVector);
+    }
+    typename Operation::State held;
+    if constexpr (kRaw) {
+      operation.raise(held, raw[r], team);
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) {
+        if (item >= arguments.live) break;
+        row[r].terms(raw[r][item], first + item * step, terms);
+        operation.template add<kVector>(held, terms);
+      }
+      operation.total(held, team);
+    } else {
+      held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, arguments.live, team);
+    }
+    const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
+    operation.with_log([&](auto log) {
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) {
+        if (item >= arguments.live) break;
+        if constexpr (kRaw) row[r].terms(raw[r][item], first + item * step, terms);
+        const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
+        row[r].store(first + item * step,
+                     [&](int k) { return kRaw ? finish.again(of_item[k], log) : finish(of_item[k], log); });
+      }
+    });
+    row[r].clean(first, step, arguments.live, finish);
   }
 }
 
