@@ -28,8 +28,7 @@ class Torch {
   // calls.)
   bool at_rest() const {
     return PyLong_AsLong(call(dispatch_modes_).ptr()) == 0 && !is_true(functorch_active_) && !is_true(tracing_) &&
-           !is_true(profiler_active_) &&
-           PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
+           !is_true(profiler_active_) && PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
            std::all_of(
                pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) { return mode.is_none(); });
   }
