@@ -353,15 +353,27 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_freed_storage_is_an_error() -> None:
-    x, y = torch.randn(3, 4), torch.randn(3, 4)
-    y.untyped_storage().resize_(0)
+    x, y, mask = torch.randn(3, 4), torch.randn(3, 4), torch.zeros(3, 4, dtype=torch.bool)
+    for freed in (y, mask):
+        freed.untyped_storage().resize_(0)
     for call in (
         lambda: ndsoftmax.softmax(y, 1),
         lambda: ndsoftmax.softmax(x, 1, out=y),
         lambda: ndsoftmax.ops.softmax_backward(x, y, 1),
+        lambda: ndsoftmax.softmax(x, 1, mask=mask),
+        lambda: ndsoftmax.softmax(x, 1, where=mask),
+        lambda: ndsoftmax.softmax(x, 1, bias=y),
     ):
         with pytest.raises(RuntimeError, match="storage"):
             call()
+
+
+def test_a_mask_that_is_freed_before_backward_is_an_error() -> None:
+    x, mask = torch.randn(3, 4, requires_grad=True), torch.zeros(3, 4, dtype=torch.bool)
+    y = ndsoftmax.softmax(x, 1, mask=mask)
+    mask.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="storage"):
+        y.sum().backward()
 
 
 def test_halves_of_one_matrix_do_not_overlap() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import ndsoftmax
 import oracle
@@ -11,12 +12,38 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ndsoftmax import _C
+from ndsoftmax import _C, functional
+from ndsoftmax._masked import as_masking
 from oracle import assert_close, assert_within
 from strategies import FLOATS, HALVES, Layout, dims, dtypes, layouts, numbers, seeds
 from torch import Tensor
 
 SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_signature(log: bool) -> None:
+    """What is fused is taken as **fused: what it may be, and what it is by default, stands in three places."""
+    signature = inspect.signature(SOFTMAX[log])
+    shown = {name: one.default for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert shown.pop("out") is None
+    assert list(signature.parameters)[:3] == ["input", "dim", "dtype"]
+    assert shown == {
+        "mask": None,
+        "where": None,
+        "bias": None,
+        "scale": 1.0,
+        "causal": False,
+        "fully_masked": None,
+    }
+    taken = inspect.signature(as_masking).parameters
+    assert {name: taken[name].default for name in shown} == shown == functional._DEFAULTS
+    assert set(shown) < set(get_type_hints(SOFTMAX[log]))
+
+
+def test_a_scale_of_one_is_no_scale() -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    assert ndsoftmax.softmax(nested, -1, scale=1.0, causal=False, mask=None).is_nested
 
 
 @dataclass(frozen=True)

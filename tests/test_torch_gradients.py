@@ -121,6 +121,23 @@ def test_a_captured_tensor_keeps_its_gradient_inside_a_transform(device: str, lo
     torch.testing.assert_close(x.grad, expected)
 
 
+def test_a_captured_tensor_is_written_inside_a_transform(device: str) -> None:
+    x = normal((3, 4), device)
+    out = torch.empty_like(x)
+    grad = func.grad(lambda w: (w * ndsoftmax.softmax(x, 1, out=out)).sum())(x)
+    torch.testing.assert_close(out, torch.softmax(x, 1))
+    torch.testing.assert_close(grad, out)
+
+
+@FUNCTIONS
+def test_nothing_is_recorded_below_autograd(device: str, log: bool) -> None:
+    x = normal((3, 4), device).requires_grad_()
+    with torch._C._AutoDispatchBelowAutograd():
+        assert not OURS[log](x, 1).requires_grad
+        assert not TORCHS[log](x, 1).requires_grad
+    assert OURS[log](x, 1).requires_grad
+
+
 @FUNCTIONS
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_forward_and_reverse_agree_where_the_dtype_widens(device: str, dtype: torch.dtype, log: bool) -> None:

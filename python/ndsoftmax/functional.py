@@ -20,8 +20,6 @@ from ndsoftmax._masked import Causal, FullyMasked, Masking, as_masking
 
 Dim = int | Sequence[int]
 
-_ONE = 1.0
-
 
 class Fused(TypedDict, total=False):
     """What a call fuses. Parameters of their own would cost plain calls 20 ns each: Python looks for their defaults."""
@@ -34,18 +32,22 @@ class Fused(TypedDict, total=False):
     fully_masked: FullyMasked | None
 
 
-_DEFAULTS = {"mask": None, "where": None, "bias": None, "scale": _ONE, "causal": False, "fully_masked": None}
+_DEFAULTS = {"mask": None, "where": None, "bias": None, "scale": 1.0, "causal": False, "fully_masked": None}
 _NOTHING: dict[str, Any] = {}
 
 
 def _given(function: str, fused: Mapping[str, object]) -> dict[str, Any]:
-    """Without what is as by default, told by identity: a tensor could not be compared with a number in time."""
+    """Without what is as by default. (A tensor could not be compared with a number in time.)"""
     for name in fused:
         if name not in _DEFAULTS:
             raise TypeError(
                 f"{function}() got an unexpected keyword argument {name!r}; there are {', '.join(_DEFAULTS)} and out"
             )
-    return {name: value for name, value in fused.items() if value is not _DEFAULTS[name]}
+    return {name: value for name, value in fused.items() if not _is_default(name, value)}
+
+
+def _is_default(name: str, value: object) -> bool:
+    return value is _DEFAULTS[name] or (name == "scale" and type(value) is float and value == 1)
 
 
 def softmax(
@@ -171,7 +173,10 @@ def _with_keywords(signature: inspect.Signature) -> inspect.Signature:
 
 
 for _function in (softmax, log_softmax):
-    setattr(_function, "__signature__", _with_keywords(inspect.signature(_function)))  # noqa: B010
+    _signature = _with_keywords(inspect.signature(_function))
+    setattr(_function, "__signature__", _signature)  # noqa: B010
+    _function.__annotations__ = {name: one.annotation for name, one in _signature.parameters.items()}
+    _function.__annotations__["return"] = Tensor
 
 
 def masked_softmax(
@@ -181,7 +186,7 @@ def masked_softmax(
     dtype: torch.dtype | None = None,
     *,
     bias: Tensor | None = None,
-    scale: float = _ONE,
+    scale: float = 1.0,
     causal: Causal = False,
     fully_masked: FullyMasked | None = None,
     out: Tensor | None = None,
@@ -205,7 +210,7 @@ def masked_log_softmax(
     dtype: torch.dtype | None = None,
     *,
     bias: Tensor | None = None,
-    scale: float = _ONE,
+    scale: float = 1.0,
     causal: Causal = False,
     fully_masked: FullyMasked | None = None,
     out: Tensor | None = None,

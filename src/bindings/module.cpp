@@ -68,14 +68,16 @@ DLTensor exchanged(py::handle tensor) {
   return raw;
 }
 
+// Where a tensor of elements of this type lies, of which there may be none.
+TensorView view_of(const DLTensor& raw, DType dtype) {
+  if (raw.data == nullptr && std::all_of(raw.shape, raw.shape + raw.ndim, [](std::int64_t size) { return size > 0; }))
+    throw std::runtime_error("a tensor has elements, but its storage is not allocated (was it freed or resized?)");
+  return {static_cast<char*>(raw.data) + raw.byte_offset, dtype, raw.ndim, raw.shape, raw.strides};
+}
+
 // Borrows from the Python tensor: valid while that is alive and not resized.
 struct Borrowed {
-  explicit Borrowed(const DLTensor& raw)
-      : raw(raw),
-        view{static_cast<char*>(raw.data) + raw.byte_offset, dtype_of(raw.dtype), raw.ndim, raw.shape, raw.strides} {
-    if (raw.data == nullptr && std::all_of(raw.shape, raw.shape + raw.ndim, [](std::int64_t size) { return size > 0; }))
-      throw std::runtime_error("a tensor has elements, but its storage is not allocated (was it freed or resized?)");
-  }
+  explicit Borrowed(const DLTensor& raw) : raw(raw), view(view_of(raw, dtype_of(raw.dtype))) {}
   explicit Borrowed(py::handle tensor) : Borrowed(exchanged(tensor)) {}
   DLTensor raw;
   TensorView view;
@@ -95,7 +97,7 @@ class BorrowedFusion {
     if (!mask.is_none()) {
       const DLTensor raw = exchanged(mask);
       if (raw.dtype.code != kDLBool || raw.dtype.bits != 8) throw py::type_error("a mask must be a bool tensor");
-      mask_ = {static_cast<char*>(raw.data) + raw.byte_offset, DType{}, raw.ndim, raw.shape, raw.strides};
+      mask_ = view_of(raw, DType{});
       fusion_.mask = &mask_;
     }
     if (!bias.is_none()) {
@@ -316,7 +318,8 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
     torch.increment_version(out);
     return py::reinterpret_borrow<py::object>(out);
   }
-  const bool recorded = torch.needs_grad(input);
+  const bool recorded = torch.needs_grad(input) && !torch.below_autograd();
+  if (recorded && torch.transforms()) return py::none();
   const Output output(input, *raw, result);
   forward(Borrowed(*raw), Borrowed(output.to), dims->get(), log, threads_for(*raw));
   if (!recorded) return output.tensor;

@@ -23,24 +23,28 @@ class Torch {
   }
 
   // Whether torch's dispatcher would do nothing with an ordinary tensor but run its kernel: no dispatch mode, tracing,
-  // torch.func transform, forward-mode level or profiler of this thread is active, and no tracer that comes before
-  // autograd. (Observers of all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain
-  // calls.)
+  // forward-mode level or profiler of this thread is active, and no tracer that comes before autograd. (Observers of
+  // all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain calls.)
   bool at_rest() const {
-    return PyLong_AsLong(call(dispatch_modes_).ptr()) == 0 && !is_true(functorch_active_) && !is_true(tracing_) &&
-           !is_true(profiler_active_) && PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
+    return PyLong_AsLong(call(dispatch_modes_).ptr()) == 0 && !is_true(tracing_) && !is_true(profiler_active_) &&
+           PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
            std::all_of(
                pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) { return mode.is_none(); });
   }
+
+  // Whether a torch.func transform is at work: then gradients may be recorded at several levels.
+  bool transforms() const { return is_true(functorch_active_); }
 
   // Whether operators may cast what they are given; on the CPU, softmax never is.
   bool autocasts() const { return is_true(autocasts_on_cuda_); }
 
   // Whether the tensor is nobody's subclass, no function mode wants to see it, and its elements are what memory holds.
+  // (Torch's own question, which knows those that a transform has wrapped, takes longest; meta tensors are asked for
+  // because torch, which refuses to exchange them, takes a millisecond to say so.)
   bool is_ordinary(py::handle tensor) const {
     return Py_TYPE(tensor.ptr()) == reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()) &&
            !is_true(has_torch_function_, tensor) && !has(is_meta_, tensor) && !has(is_nested_, tensor) &&
-           !is_true(is_negative_, tensor);
+           !is_true(is_negative_, tensor) && !(transforms() && is_true(is_like_subclass_, tensor));
   }
 
   // Of a tensor that points nowhere: whether that is how it is, as with zero tensors and functional ones.
@@ -51,6 +55,9 @@ class Torch {
   bool needs_grad(py::handle tensor) const {
     return has(requires_grad_, tensor) && is_true(grad_enabled_) && !is_true(inference_mode_);
   }
+
+  // Whether autograd's kernels are skipped, as they are below them, in a kernel of somebody's operator.
+  bool below_autograd() const { return is_true(is_key_excluded_, autograd_key_); }
 
   // Without gaps, the last dimension fastest, and not empty.
   static bool is_row_major(const DLTensor& tensor) {
@@ -138,6 +145,8 @@ class Torch {
   py::object grad_enabled_ = torch_.attr("is_grad_enabled");
   py::object inference_mode_ = torch_.attr("is_inference_mode_enabled");
   py::object functorch_active_ = c_.attr("_are_functorch_transforms_active");
+  py::object is_key_excluded_ = c_.attr("_dispatch_tls_is_dispatch_key_excluded");
+  py::object autograd_key_ = c_.attr("DispatchKey").attr("AutogradFunctionality");
   py::object dispatch_modes_ = c_.attr("_len_torch_dispatch_stack");
   py::object tracing_ = c_.attr("_is_tracing");
   py::object autocasts_on_cuda_ = torch_.attr("is_autocast_enabled");
