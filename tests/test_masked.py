@@ -23,7 +23,7 @@ SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
 
 @pytest.mark.parametrize("log", [False, True])
 def test_the_signature(log: bool) -> None:
-    """What is fused is taken as **fused: what it may be, and what it is by default, stands in three places."""
+    """What is fused is taken as **fused: what it may be, and what it is by default, stands in two places."""
     signature = inspect.signature(SOFTMAX[log])
     shown = {name: one.default for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY}
     assert shown.pop("out") is None

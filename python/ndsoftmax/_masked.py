@@ -88,6 +88,7 @@ def as_masking(
     input: Tensor,
     dims: tuple[int, ...],
     computed_dtype: torch.dtype,
+    *,
     mask: Any = None,
     where: Any = None,
     bias: Any = None,

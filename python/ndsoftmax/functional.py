@@ -32,7 +32,7 @@ class Fused(TypedDict, total=False):
     fully_masked: FullyMasked | None
 
 
-_DEFAULTS = {"mask": None, "where": None, "bias": None, "scale": 1.0, "causal": False, "fully_masked": None}
+_DEFAULTS: dict[str, Any] = as_masking.__kwdefaults__  # type: ignore[assignment]  # what takes them has them
 _NOTHING: dict[str, Any] = {}
 
 

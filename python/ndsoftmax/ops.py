@@ -97,7 +97,9 @@ def _backward(
     check_tensor("grad_output", grad_output)
     check_tensor("output", output)
     dims = as_dims(dim)
-    mask, _, options = as_masking(output, dims, output.dtype, mask, where, None, scale, causal, fully_masked)
+    mask, _, options = as_masking(
+        output, dims, output.dtype, mask=mask, where=where, scale=scale, causal=causal, fully_masked=fully_masked
+    )
     plain = not torch.compiler.is_dynamo_compiling() and _C.are_plain(grad_output, output)
     if mask is None and options == Options(zero=False):
         if plain:
