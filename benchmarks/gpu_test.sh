@@ -29,7 +29,7 @@ tests() {
   title "tests"
   local parallel=()
   if has xdist; then parallel=(-n "$PARTS" -p no:benchmark); fi  # that plugin warns of the other, and warnings are errors
-  "$PYTHON" -m pytest -q -p no:cacheprovider "${parallel[@]}"
+  OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -p no:cacheprovider "${parallel[@]}"
 }
 
 sanitize() {

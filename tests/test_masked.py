@@ -41,6 +41,7 @@ def test_the_signature(log: bool) -> None:
     assert set(shown) < set(get_type_hints(SOFTMAX[log]))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_scale_of_one_is_no_scale() -> None:
     nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
     assert ndsoftmax.softmax(nested, -1, scale=1.0, causal=False, mask=None).is_nested

@@ -114,12 +114,15 @@ def summed(tensor: Tensor, dims: Dims) -> Tensor:
     return tensor.sum(list(dims), keepdim=True)
 
 
+Call = tuple[Dims, torch.dtype | None, bool]  # dim, the input's dtype, log
+
+
 class Normalize(torch.autograd.Function):
     """Records what softmax and log_softmax have computed. The output comes in a tuple: it is no input."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, computed: tuple[Tensor, Dims, torch.dtype | None, bool]) -> Tensor:
-        output, ctx.dims, ctx.input_dtype, ctx.log = computed
+    def forward(ctx: Any, input: Tensor, computed: tuple[Tensor, Call]) -> Tensor:
+        output, ctx.call = computed
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
         return output
@@ -127,29 +130,31 @@ class Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (output,) = ctx.saved_tensors
+        dims, input_dtype, log = ctx.call
         grad_input = None
         if not torch.compiler.is_dynamo_compiling():
-            grad_input = _C.plain_backward(grad, output, ctx.dims, ctx.input_dtype, ctx.log)
+            grad_input = _C.plain_backward(grad, output, dims, input_dtype, log)
         if grad_input is None:
-            grad_input = BACKWARD[ctx.log](grad, output, ctx.dims, ctx.input_dtype)
+            grad_input = BACKWARD[log](grad, output, dims, input_dtype)
         return grad_input, None
 
     @staticmethod
     @keep_forward_mode()
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         (output,) = ctx.saved_tensors
+        dims, _, log = ctx.call
         tangent = tangent.to(output.dtype)
-        if ctx.log:
-            return tangent - summed(output.exp() * tangent, ctx.dims)
-        return BACKWARD[False](tangent, output, ctx.dims)  # the Jacobian of softmax is symmetric
+        if log:
+            return tangent - summed(output.exp() * tangent, dims)
+        return BACKWARD[False](tangent, output, dims)  # the Jacobian of softmax is symmetric
 
 
 class PlainNormalize(Normalize):
     """The same for plain calls, which take no tangents."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, computed: tuple[Tensor, Dims, torch.dtype | None, bool]) -> Tensor:
-        output, ctx.dims, ctx.input_dtype, ctx.log = computed
+    def forward(ctx: Any, input: Tensor, computed: tuple[Tensor, Call]) -> Tensor:
+        output, ctx.call = computed
         ctx.save_for_backward(output)
         return output
 
@@ -212,7 +217,7 @@ _normalize_gradient = apply_of(NormalizeGradient)
 def _autograd_forward(log: bool, input: Tensor, dim: Dims, dtype: torch.dtype | None = None) -> Tensor:
     output = below_autograd(FORWARD[log], input, dim, dtype)
     with enable_single_level_autograd_function():
-        return _normalize(input, (output, tuple(dim), input.dtype, log))
+        return _normalize(input, (output, (tuple(dim), input.dtype, log)))
 
 
 def _autograd_backward(

@@ -38,13 +38,13 @@ class Torch {
   // Whether operators may cast what they are given; on the CPU, softmax never is.
   bool autocasts() const { return is_true(autocasts_on_cuda_); }
 
-  // Whether the tensor is nobody's subclass, no function mode wants to see it, and its elements are what memory holds.
-  // (Torch's own question, which knows those that a transform has wrapped, takes longest; meta tensors are asked for
-  // because torch, which refuses to exchange them, takes a millisecond to say so.)
+  // Whether the tensor is nobody's subclass, no function mode wants to see it, and its elements are what memory holds,
+  // as far as torch would not refuse to exchange it. (Its own question, which knows those that a transform has wrapped,
+  // takes longest.)
   bool is_ordinary(py::handle tensor) const {
     return Py_TYPE(tensor.ptr()) == reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()) &&
-           !is_true(has_torch_function_, tensor) && !has(is_meta_, tensor) && !has(is_nested_, tensor) &&
-           !is_true(is_negative_, tensor) && !(transforms() && is_true(is_like_subclass_, tensor));
+           !is_true(has_torch_function_, tensor) && !is_true(is_negative_, tensor) &&
+           !(transforms() && is_true(is_like_subclass_, tensor));
   }
 
   // Of a tensor that points nowhere: whether that is how it is, as with zero tensors and functional ones.
@@ -129,8 +129,6 @@ class Torch {
   py::object c_ = torch_.attr("_C");
   py::object tensor_type_ = torch_.attr("Tensor");
   py::object has_torch_function_ = c_.attr("_has_torch_function_unary");
-  py::object is_meta_ = tensor_type_.attr("is_meta");
-  py::object is_nested_ = tensor_type_.attr("is_nested");
   py::object is_negative_ = tensor_type_.attr("is_neg");
   py::object is_zero_ = tensor_type_.attr("_is_zerotensor");
   py::object is_like_subclass_ = c_.attr("_dispatch_isTensorSubclassLike");

@@ -206,12 +206,15 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
   return {plan};
 }
 
+// Threads, in whole warps, of a block that holds a row.
+std::int64_t block_threads(const Rows& rows, int held) { return divide_up(divide_up(rows.vectors, held), kWarp) * kWarp; }
+
 Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_threads) {
   if (device.compute_capability < tuning::kAllKernelsFrom)
     return {{}, "rows held by a block need compute capability 8.0"};
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
-  const int held = rows.ragged() ? rows.most_held : rows.held;
-  const std::int64_t threads = divide_up(divide_up(rows.vectors, held), kWarp) * kWarp;
+  const bool most = rows.ragged() || block_threads(rows, rows.held) > most_threads;
+  const std::int64_t threads = block_threads(rows, most ? rows.most_held : rows.held);
   if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
