@@ -328,6 +328,25 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   return record(input, py::make_tuple(output.tensor, py::make_tuple(tuple, torch.dtype(*source), log)));
 }
 
+// plain_forward() as Python calls it: pybind11, which looks for what a function may be given, would take some 60 ns
+// more at each call. What C++ throws, the long way meets again, and words.
+PyObject* plain_forward_quickly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 6) {
+    PyErr_SetString(PyExc_TypeError, "plain_forward() takes 6 arguments");
+    return nullptr;
+  }
+  try {
+    return plain_forward(arguments[0], arguments[1], arguments[2], arguments[3] == Py_True, arguments[4], arguments[5])
+        .release()
+        .ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  } catch (const std::exception&) {
+    return py::none().release().ptr();
+  }
+}
+
 // Dtypes and shapes are those of a forward.
 py::object plain_backward(py::handle grad_output, py::handle output, py::handle dim, py::handle input_dtype, bool log) {
   const Torch& torch = Torch::get();
@@ -501,8 +520,11 @@ PYBIND11_MODULE(_C, module) {
       py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("mask"), py::arg("dims"),
       py::arg("log"), py::arg("where"), py::arg("scale"), py::arg("causal"), py::arg("threads"));
   module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"));
-  module.def("plain_forward", &plain_forward, py::arg("input"), py::arg("dim"), py::arg("dtype"), py::arg("log"),
-             py::arg("record"), py::arg("out"));
+  static PyMethodDef plain_forward_method{
+      "plain_forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&plain_forward_quickly)),
+      METH_FASTCALL, "(input, dim, dtype, log, record, out)"};
+  module.add_object("plain_forward",
+                    py::reinterpret_steal<py::object>(PyCFunction_New(&plain_forward_method, nullptr)));
   module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
              py::arg("input_dtype"), py::arg("log"));
   module.attr("MAX_GROUPS") = kMaxGroups;
