@@ -207,7 +207,9 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
 }
 
 // Threads, in whole warps, of a block that holds a row.
-std::int64_t block_threads(const Rows& rows, int held) { return divide_up(divide_up(rows.vectors, held), kWarp) * kWarp; }
+std::int64_t block_threads(const Rows& rows, int held) {
+  return divide_up(divide_up(rows.vectors, held), kWarp) * kWarp;
+}
 
 Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_threads) {
   if (device.compute_capability < tuning::kAllKernelsFrom)
