@@ -120,47 +120,75 @@ Vector<Real> gradient_of(Vector<Real> grad, Vector<Real> output, Vector<Real> su
 
 // ------------------------------------------------------------------------------------------------ packed rows
 
-// Between rows of dim elements without gaps and rows of `width` elements, the lanes of a vector that one row owns.
-// Whole groups are copied, and what is too much is overwritten by the next row or lies in the room after the tile.
-template <int width, typename Real>
-void spread(std::int64_t rows, int dim, const Real* tile, Real* scratch) {
-  using Group = VectorN<Real, width>;
-  for (std::int64_t row = 0; row < rows; ++row) store(scratch + row * width, load<Group>(tile + row * dim));
-}
+// Rows side by side in `vectors` vectors, or several in one: each in a group of lanes.
+template <typename Real, int group, int vectors>
+struct Packed {
+  static constexpr int kWidth = group * vectors;
+  static constexpr int kStep = vectors * kLanes<Real>;  // elements of a turn: of one row, or of several
+  static_assert(vectors == 1 || group == kLanes<Real>);
 
-template <int width, typename Real>
-void gather(std::int64_t rows, int dim, const Real* scratch, Real* tile) {
-  using Group = VectorN<Real, width>;
-  for (std::int64_t row = 0; row < rows; ++row) store(tile + row * dim, load<Group>(scratch + row * width));
-}
+  // Between rows of dim elements without gaps and rows of kWidth. Whole groups are copied, and what is too much is
+  // overwritten by the next row or lies in the room after the tile.
+  static void spread(std::int64_t rows, int dim, const Real* tile, Real* scratch) {
+    for (std::int64_t row = 0; row < rows; ++row)
+      for (int at = 0; at < kWidth; at += group)
+        store(scratch + row * kWidth + at, load<VectorN<Real, group>>(tile + row * dim + at));
+  }
+  static void gather(std::int64_t rows, int dim, const Real* scratch, Real* tile) {
+    for (std::int64_t row = 0; row < rows; ++row)
+      for (int at = 0; at < kWidth; at += group)
+        store(tile + row * dim + at, load<VectorN<Real, group>>(scratch + row * kWidth + at));
+  }
 
-template <Operation operation, int width, typename Real>
+  // The lanes of a turn's last vector that have an element. All lanes of the others have.
+  static auto present(int dim) { return (lane_numbers<Real>() & (group - 1)) < dim - (vectors - 1) * group; }
+};
+
+template <Operation operation, int group, int vectors, typename Real>
 [[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, Real* tile, Real* scratch) {
-  spread<width>(rows, dim, tile, scratch);
-  const auto present = (lane_numbers<Real>() & (width - 1)) < dim;
-  for (std::int64_t i = 0; i < rows * width; i += kLanes<Real>) {
-    const Vector<Real> x = present ? load<Vector<Real>>(scratch + i) : broadcast(-kInfinity<Real>);
-    const Vector<Real> shifted = x - group_max<width, Real>(x);
-    const Vector<Real> e = exp<Real>(shifted);
-    const Vector<Real> factor = factor_of<operation, Real>(group_sum<width, Real>(e));
-    store(scratch + i, operation == Operation::softmax ? e * factor : shifted - factor);
+  using Rows = Packed<Real, group, vectors>;
+  Rows::spread(rows, dim, tile, scratch);
+  const auto present = Rows::present(dim);
+  for (std::int64_t i = 0; i < rows * Rows::kWidth; i += Rows::kStep) {
+    Vector<Real> x[vectors], e[vectors];
+    for (int v = 0; v < vectors; ++v) x[v] = load<Vector<Real>>(scratch + i + v * kLanes<Real>);
+    Vector<Real>& last = x[vectors - 1];
+    Vector<Real> max = last = present ? last : broadcast(-kInfinity<Real>);
+    for (int v = 0; v < vectors - 1; ++v) max = larger(max, x[v]);
+    max = group_max<group, Real>(max);
+    for (int v = 0; v < vectors; ++v) x[v] -= max;
+    last = present ? last : Vector<Real>{};  // -inf would take exp() longer
+    for (int v = 0; v < vectors; ++v) e[v] = exp<Real>(x[v]);
+    e[vectors - 1] = present ? e[vectors - 1] : Vector<Real>{};
+    Vector<Real> sum = e[0];
+    for (int v = 1; v < vectors; ++v) sum += e[v];
+    const Vector<Real> factor = factor_of<operation, Real>(group_sum<group, Real>(sum));
+    for (int v = 0; v < vectors; ++v)
+      store(scratch + i + v * kLanes<Real>, operation == Operation::softmax ? e[v] * factor : x[v] - factor);
   }
-  gather<width>(rows, dim, scratch, tile);
+  Rows::gather(rows, dim, scratch, tile);
 }
 
-template <Operation operation, int width, typename Real>
+template <Operation operation, int group, int vectors, typename Real>
 [[gnu::flatten]] void packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch) {
-  Real* outputs = scratch + rows * width + kLanes<Real>;
-  spread<width>(rows, dim, grad, scratch);
-  spread<width>(rows, dim, output, outputs);
-  const auto present = (lane_numbers<Real>() & (width - 1)) < dim;
-  for (std::int64_t i = 0; i < rows * width; i += kLanes<Real>) {
-    const Vector<Real> g = present ? load<Vector<Real>>(scratch + i) : Vector<Real>{};
-    const Vector<Real> y = present ? load<Vector<Real>>(outputs + i) : Vector<Real>{};
-    const Vector<Real> sum = group_sum<width, Real>(product_of<operation, Real>(g, y));
-    store(scratch + i, gradient_of<operation, Real>(g, y, sum));
+  using Rows = Packed<Real, group, vectors>;
+  Real* outputs = scratch + rows * Rows::kWidth + kLanes<Real>;
+  Rows::spread(rows, dim, grad, scratch);
+  Rows::spread(rows, dim, output, outputs);
+  const auto present = Rows::present(dim);
+  for (std::int64_t i = 0; i < rows * Rows::kWidth; i += Rows::kStep) {
+    Vector<Real> g[vectors], y[vectors], sum{};
+    for (int v = 0; v < vectors; ++v) {
+      g[v] = load<Vector<Real>>(scratch + i + v * kLanes<Real>);
+      y[v] = load<Vector<Real>>(outputs + i + v * kLanes<Real>);
+      if (v == vectors - 1) g[v] = present ? g[v] : Vector<Real>{}, y[v] = present ? y[v] : Vector<Real>{};
+      sum += product_of<operation, Real>(g[v], y[v]);
+    }
+    sum = group_sum<group, Real>(sum);
+    for (int v = 0; v < vectors; ++v)
+      store(scratch + i + v * kLanes<Real>, gradient_of<operation, Real>(g[v], y[v], sum));
   }
-  gather<width>(rows, dim, scratch, grad);
+  Rows::gather(rows, dim, scratch, grad);
 }
 
 // ------------------------------------------------------------------------------------------------ rows
@@ -220,6 +248,16 @@ template <typename Real, typename Element>
 Vector<Real> read(const Element* from, int count, Real padding) {
   return read_first<Real>(from, count, padding);
 }
+template <typename Real, int lanes>
+Vector<Real> exp_first(Vector<Real> x, std::integral_constant<int, lanes>) {
+  return exp<Real>(x);
+}
+// 0 for the others, of which exp(), unlike for -inf, finds it no harder than for the rest.
+template <typename Real>
+Vector<Real> exp_first(Vector<Real> x, int count) {
+  const auto present = lane_numbers<Real>() < count;
+  return present ? exp<Real>(present ? x : Vector<Real>{}) : Vector<Real>{};
+}
 template <typename Real, typename Element, int lanes>
 void write(Element* to, Vector<Real> value, std::integral_constant<int, lanes>) {
   write<Real>(to, value);
@@ -274,9 +312,9 @@ Vector<Real> row_load(std::int64_t dim, const Source* source, Real* tile) {
 template <typename Real, typename Body>
 Vector<Real> row_sum(std::int64_t dim, const Real* tile, Vector<Real> shift, const Body& body) {
   Accumulators<Real> sum(0);
-  for_vectors<Real>(dim, [&](std::int64_t i, int chain, auto) {
+  for_vectors<Real>(dim, [&](std::int64_t i, int chain, auto count) {
     const Vector<Real> shifted = load<Vector<Real>>(tile + i) - shift;
-    const Vector<Real> e = exp<Real>(shifted);
+    const Vector<Real> e = exp_first<Real>(shifted, count);
     sum.part[chain] += e;
     body(i, shifted, e);
   });
@@ -671,19 +709,33 @@ template <Operation operation, typename Real, typename Source, typename Result>
 
 // ------------------------------------------------------------------------------------------------ the table
 
-// The narrowest group of lanes, a power of two, that holds a packed row.
-template <Operation operation, typename Real, int width = 1>
+// Rows of so many vectors are packed. Where partial vectors are loaded and stored by a mask, wider ones need not be.
+#if defined(__AVX512F__)
+inline constexpr int kPackedVectors = 1;
+#else
+inline constexpr int kPackedVectors = 2;
+#endif
+
+// The fewest lanes, a power of two or whole vectors, that hold a packed row.
+template <Operation operation, typename Real, int group = 1, int vectors = 1>
 void any_packed_forward(std::int64_t rows, int dim, Real* tile, Real* scratch) {
-  if constexpr (width < kLanes<Real>)
-    if (dim > width) return any_packed_forward<operation, Real, width * 2>(rows, dim, tile, scratch);
-  packed_forward<operation, width>(rows, dim, tile, scratch);
+  if constexpr (group < kLanes<Real>) {
+    if (dim > group) return any_packed_forward<operation, Real, group * 2>(rows, dim, tile, scratch);
+  } else if constexpr (vectors < kPackedVectors) {
+    if (dim > group * vectors) return any_packed_forward<operation, Real, group, vectors + 1>(rows, dim, tile, scratch);
+  }
+  packed_forward<operation, group, vectors>(rows, dim, tile, scratch);
 }
 
-template <Operation operation, typename Real, int width = 1>
+template <Operation operation, typename Real, int group = 1, int vectors = 1>
 void any_packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch) {
-  if constexpr (width < kLanes<Real>)
-    if (dim > width) return any_packed_backward<operation, Real, width * 2>(rows, dim, grad, output, scratch);
-  packed_backward<operation, width>(rows, dim, grad, output, scratch);
+  if constexpr (group < kLanes<Real>) {
+    if (dim > group) return any_packed_backward<operation, Real, group * 2>(rows, dim, grad, output, scratch);
+  } else if constexpr (vectors < kPackedVectors) {
+    if (dim > group * vectors)
+      return any_packed_backward<operation, Real, group, vectors + 1>(rows, dim, grad, output, scratch);
+  }
+  packed_backward<operation, group, vectors>(rows, dim, grad, output, scratch);
 }
 
 template <Operation operation, typename Real>
@@ -741,6 +793,7 @@ constexpr Typed<double> double_kernels() {
 
 extern constexpr Kernels<float> kFloatKernels = {
     kLanes<float>,
+    kPackedVectors * kLanes<float>,
     {load_window<Half>, load_window<BFloat16>, load_window<float>, nullptr},
     {store_window<Half>, store_window<BFloat16>, store_window<float>, nullptr},
     exclude,
@@ -751,6 +804,7 @@ extern constexpr Kernels<float> kFloatKernels = {
 
 extern constexpr Kernels<double> kDoubleKernels = {
     kLanes<double>,
+    kPackedVectors * kLanes<double>,
     {nullptr, nullptr, nullptr, load_window<double>},
     {nullptr, nullptr, nullptr, store_window<double>},
     exclude,

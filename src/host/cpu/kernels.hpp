@@ -51,8 +51,8 @@ struct SeenGradient {
 // From a tile to itself.
 template <typename Real>
 struct TileKernels {
-  // Rows that follow each other without a gap, dim <= lanes. Every tile is followed by room for one vector; scratch
-  // holds one vector for every row, and twice that for backward.
+  // Rows that follow each other without a gap, dim <= packed_dim. Every tile is followed by room for one row; scratch
+  // holds whole vectors for every row, and twice that for backward.
   void (*packed_forward)(std::int64_t rows, int dim, Real* tile, Real* scratch);
   void (*packed_backward)(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch);
 };
@@ -86,6 +86,7 @@ struct Typed {
 template <typename Real>
 struct Kernels {
   int lanes;
+  int packed_dim;  // the most elements of a packed row
   // Any strides to and from a tile. Indexed by DType; null where the type is not computed in Real.
   void (*load[4])(const void* memory, const Window& window, Real* tile);
   void (*store[4])(const Real* tile, const Window& window, void* memory);

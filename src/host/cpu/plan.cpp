@@ -15,13 +15,15 @@ constexpr std::int64_t kTilesPerThread = 4;
 
 bool holds_a_whole_row(const Problem& problem) { return problem.dim.size <= kTile; }
 
-bool holds_several_rows(const Problem& problem, int lanes) {
-  return problem.packed_rows() && problem.dim.size <= lanes && !problem.fused.any;
+bool can_be_packed(const Problem& problem, int packed_dim) {
+  return problem.packed_rows() && problem.dim.size <= packed_dim && !problem.fused.any;
 }
 
-Regime choose(const Problem& problem, int lanes, int threads) {
+Regime choose(const Problem& problem, int lanes, int packed_dim, int threads) {
   if (!problem.contiguous_rows()) return Regime::strided;
-  if (holds_several_rows(problem, lanes)) return Regime::warp;
+  // backward of whole vectors, which is little more than loading and storing, gains nothing by being packed
+  const bool whole = problem.dim.size % lanes == 0 && problem.direction == Direction::backward;
+  if (can_be_packed(problem, packed_dim) && !whole) return Regime::warp;
   if (holds_a_whole_row(problem)) return Regime::block;
   return problem.outer.size < kTilesPerThread * threads ? Regime::split : Regime::online;
 }
@@ -30,11 +32,11 @@ void require(bool condition, Regime regime, const char* what) {
   if (!condition) throw std::invalid_argument(std::string("regime ") + name_of(regime) + " on the CPU needs " + what);
 }
 
-void check(const Problem& problem, int lanes, Regime regime) {
+void check(const Problem& problem, int packed_dim, Regime regime) {
   switch (regime) {
     case Regime::warp:
-      return require(holds_several_rows(problem, lanes), regime,
-                     "contiguous rows without gaps, none longer than a vector, and nothing fused");
+      return require(can_be_packed(problem, packed_dim), regime,
+                     "contiguous rows without gaps, none longer than a few vectors, and nothing fused");
     case Regime::block:
       return require(problem.contiguous_rows() && holds_a_whole_row(problem), regime,
                      "contiguous rows that fit in cache");
@@ -47,7 +49,7 @@ void check(const Problem& problem, int lanes, Regime regime) {
 
 std::string_view reason(const Tiling& tiling, Regime regime, bool spread) {
   switch (regime) {
-    case Regime::warp: return "rows are short and follow each other: several share a vector";
+    case Regime::warp: return "rows are short and follow each other: several are loaded, and stored, as one";
     case Regime::block: return "a row stays in one core's cache: it is read from memory once";
     case Regime::online: return "rows are longer than a core's cache: each is read twice, by one thread";
     case Regime::split: return "long rows, and few of them: threads share each row in parts of fixed size";
@@ -61,10 +63,12 @@ std::string_view reason(const Tiling& tiling, Regime regime, bool spread) {
 }  // namespace
 
 Plan plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
-  const int lanes = problem.source == DType::float64 ? kernels<double>().lanes : kernels<float>().lanes;
+  const bool wide = problem.source == DType::float64;
+  const int lanes = wide ? kernels<double>().lanes : kernels<float>().lanes;
+  const int packed_dim = wide ? kernels<double>().packed_dim : kernels<float>().packed_dim;
   Plan plan;
-  plan.regime = forced ? *forced : choose(problem, lanes, device.threads);
-  check(problem, lanes, plan.regime);
+  plan.regime = forced ? *forced : choose(problem, lanes, packed_dim, device.threads);
+  check(problem, packed_dim, plan.regime);
 
   const Tiling tiling = make_tiling(problem, lanes, plan.regime);
   const bool few = tiling.tiles() < kTilesPerThread * device.threads;

@@ -56,7 +56,8 @@ Tiling make_tiling(const Problem& problem, int lanes, Regime regime) {
   switch (regime) {
     case Regime::warp:
       tiling.shape = Tiling::Shape::packed;
-      tiling.positions_per_tile = kComfortable / lanes;
+      tiling.width = round_up(problem.dim.size, lanes);
+      tiling.positions_per_tile = kComfortable / tiling.width;
       break;
     case Regime::block:
       tiling.shape = Tiling::Shape::rows;

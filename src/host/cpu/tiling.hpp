@@ -12,7 +12,7 @@ namespace ndsoftmax::cpu {
 
 struct Tiling {
   enum class Shape : std::uint8_t {
-    packed,   // many rows without gaps between them, several a vector
+    packed,   // many rows without gaps between them, of a few vectors at most
     rows,     // contiguous rows, or a part of one
     slab,     // dim × inner is one stretch of memory; the tile takes it as it comes, `period` columns in turn
     columns,  // tile[dim][width]: neighbouring columns, at any strides
@@ -24,7 +24,7 @@ struct Tiling {
   std::int64_t positions_size = 1;
   std::int64_t run = 1;  // positions that tiles do not reach across, so that a tile's columns are neighbours in memory
   std::int64_t positions_per_tile = 1;
-  std::int64_t width = 1;   // rows, slab: of a row of the tile, in whole vectors
+  std::int64_t width = 1;   // packed, rows, slab: of a row of the tile, in whole vectors
   std::int64_t period = 1;  // slab: columns; otherwise positions_per_tile
   std::int64_t dim_size = 1;
   std::int64_t dim_per_part = 1;

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -86,7 +86,26 @@ inline void fence() {
 #endif
 }
 
-// The first `count` elements; the others are zero and are not touched in memory.
+// The first `bytes` of at most 16, the others zero; not one more is read. In registers: a vector that is put together in
+// memory waits until all its pieces have arrived there. (Rows of a size take the same branches, which are predicted.)
+using SixteenBytes = VectorN<std::uint64_t, 2>;
+inline SixteenBytes load_bytes(const void* memory, int bytes) {
+  const auto* from = static_cast<const unsigned char*>(memory);
+  const auto piece = [from]<typename Piece>(int at, Piece value) {
+    __builtin_memcpy(&value, from + at, sizeof(Piece));
+    return std::uint64_t{value};
+  };
+  const auto eight = [&](int at) { return piece(at, std::uint64_t{}); };
+  const auto four = [&](int at) { return piece(at, std::uint32_t{}); };
+  if (bytes == 16) return SixteenBytes{eight(0), eight(8)};
+  if (bytes > 8) return SixteenBytes{eight(0), eight(bytes - 8) >> 8 * (16 - bytes)};
+  if (bytes == 8) return SixteenBytes{eight(0), 0};
+  if (bytes >= 4) return SixteenBytes{four(0) | four(bytes - 4) << 8 * (bytes - 4), 0};
+  if (bytes >= 2) return SixteenBytes{piece(0, std::uint16_t{}), 0};
+  return SixteenBytes{0, 0};
+}
+
+// The first `count` elements, fewer than there are; the others are zero and are not touched in memory.
 template <typename Register, typename Element>
 Register load_first(const Element* from, int count) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -97,9 +116,19 @@ Register load_first(const Element* from, int count) {
   if constexpr (sizeof(Register) == 32 && sizeof(Element) == 2)
     return (Register)_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1), from);
 #endif
-  Element lanes[sizeof(Register) / sizeof(Element)] = {};
-  for (int lane = 0; lane < count; ++lane) lanes[lane] = from[lane];
-  return load<Register>(lanes);
+  const int bytes = count * static_cast<int>(sizeof(Element));
+  if constexpr (sizeof(Register) == 32) {
+    const int lower = bytes < 16 ? bytes : 16;
+    const auto low = load_bytes(from, lower), high = load_bytes(from + lower / sizeof(Element), bytes - lower);
+    return (Register)VectorN<std::uint64_t, 4>{low[0], low[1], high[0], high[1]};
+  } else if constexpr (sizeof(Register) == 16) {
+    return (Register)load_bytes(from, bytes);
+  } else {
+    static_assert(sizeof(Register) == 8 || sizeof(Register) == 64);
+    Element lanes[sizeof(Register) / sizeof(Element)] = {};
+    for (int lane = 0; lane < count; ++lane) lanes[lane] = from[lane];
+    return load<Register>(lanes);
+  }
 }
 
 template <typename Element, typename Register>
@@ -114,7 +143,16 @@ void store_first(Element* to, Register value, int count) {
 #endif
   Element lanes[sizeof(Register) / sizeof(Element)];
   store(lanes, value);
-  for (int lane = 0; lane < count; ++lane) to[lane] = lanes[lane];
+  int stored = 0;
+  const auto pieces = [&]<int... size>(std::integer_sequence<int, size...>) {
+    const auto piece = [&]<int elements>(std::integral_constant<int, elements>) {
+      if ((count & elements) == 0) return;
+      __builtin_memcpy(to + stored, lanes + stored, elements * sizeof(Element));
+      stored += elements;
+    };
+    (piece(std::integral_constant<int, size>()), ...);
+  };
+  pieces(std::integer_sequence<int, 8, 4, 2, 1>());
 }
 
 template <typename Real>
@@ -192,6 +230,7 @@ struct Elementary<float> {
   static constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, in the low bits of the mantissa
   static constexpr float kLowest = -105.f, kHighest = 89.f;  // beyond: 0 and infinity
   static constexpr int kMantissaBits = 23, kBias = 127;
+  static constexpr std::int32_t kMagnitude = 0x7fffffff, kNear = 0x42adcccd;  // 86.9, as bits
   static constexpr std::int32_t kSqrtHalf = 0x3f3504f3;
   static constexpr float kExpCoefficients[] = {
       0x1.6d117cp-10f, 0x1.120be2p-7f, 0x1.555518p-5f, 0x1.5554dcp-3f, 0x1p-1f, 1, 1};
@@ -204,6 +243,7 @@ struct Elementary<double> {
   static constexpr double kRound = 0x1.8p52;
   static constexpr double kLowest = -746., kHighest = 710.;
   static constexpr int kMantissaBits = 52, kBias = 1023;
+  static constexpr std::int64_t kMagnitude = 0x7fffffffffffffff, kNear = 0x4086180000000000;  // 707, as bits
   static constexpr std::int64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
   static constexpr double kExpCoefficients[] = {0x1.af390ba7e6f47p-26,
                                                 0x1.2891d4ffbb0f9p-22,
@@ -230,29 +270,69 @@ Vector<Real> polynomial(Vector<Real> x, const Real (&coefficients)[count]) {
   return value;
 }
 
+// exp(x) = 2^n · e. `power` is n as an integer.
+template <typename Real>
+struct ExpParts {
+  Vector<Real> n, e;
+  Integers<Real> power;
+};
+template <typename Real>
+ExpParts<Real> exp_parts(Vector<Real> x) {
+  using Constants = Elementary<Real>;
+  constexpr Real kLog2e = static_cast<Real>(1.44269504088896340736);
+  const Vector<Real> shifted = x * kLog2e + Constants::kRound;
+  const Vector<Real> n = shifted - Constants::kRound;
+  const Vector<Real> r = (x - n * Constants::kLn2High) - n * Constants::kLn2Low;
+  return {n, polynomial<Real>(r, Constants::kExpCoefficients),
+          (Integers<Real>)shifted - (Integers<Real>)broadcast(Constants::kRound)};
+}
+
+// Whether any lane of a comparison's result holds.
+template <typename Mask>
+bool any(Mask mask) {
+#if defined(__AVX2__)
+  if constexpr (sizeof(Mask) == 32) return _mm256_testz_si256((__m256i)mask, (__m256i)mask) == 0;
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(Mask) == 16) return _mm_movemask_epi8((__m128i)mask) != 0;
+#elif defined(__aarch64__)
+  if constexpr (sizeof(Mask) == 16) return vmaxvq_u32((uint32x4_t)mask) != 0;
+#endif
+  bool held = false;
+  for (unsigned i = 0; i < sizeof(Mask) / sizeof(mask[0]); ++i) held |= mask[i] != 0;
+  return held;
+}
+
+// Where the result may not be normal.
+template <typename Real>
+[[gnu::noinline]] Vector<Real> exp_far(Vector<Real> x) {
+  using Constants = Elementary<Real>;
+  // What vanishes, as -inf, does not come of a product: underflow takes some processors long.
+  const auto vanishes = x < Constants::kLowest;
+  const auto [n, e, power] = exp_parts<Real>(smaller(vanishes ? Vector<Real>{} : x, broadcast(Constants::kHighest)));
+  // 2^n in two factors, because it may be denormal or too large where the result is not: only the last product rounds.
+  const Integers<Real> half = power >> 1;
+  const auto power_of_two = [](Integers<Real> k) {
+    return (Vector<Real>)((k + Constants::kBias) << Constants::kMantissaBits);
+  };
+  return vanishes ? Vector<Real>{} : e * power_of_two(half) * power_of_two(power - half);
+}
+
 // Within 1 ulp, results that are denormal included. exp(-inf) = 0, exp(inf) = inf, NaN stays.
 template <typename Real>
 Vector<Real> exp(Vector<Real> x) {
   using Constants = Elementary<Real>;
-  constexpr Real kLog2e = static_cast<Real>(1.44269504088896340736);
-  x = smaller(larger(x, broadcast(Constants::kLowest)), broadcast(Constants::kHighest));
-  const Vector<Real> shifted = x * kLog2e + Constants::kRound;
-  const Vector<Real> n = shifted - Constants::kRound;
-  const Vector<Real> r = (x - n * Constants::kLn2High) - n * Constants::kLn2Low;
-  const Vector<Real> e = polynomial<Real>(r, Constants::kExpCoefficients);
 #if defined(__AVX512F__)
+  const auto [n, e, power] =
+      exp_parts<Real>(smaller(larger(x, broadcast(Constants::kLowest)), broadcast(Constants::kHighest)));
   if constexpr (sizeof(Real) == 4)
     return (Vector<Real>)_mm512_maskz_scalef_ps(0xffff, (__m512)e, (__m512)n);
   else
     return (Vector<Real>)_mm512_maskz_scalef_pd(0xff, (__m512d)e, (__m512d)n);
 #else
-  // 2^n in two factors, because it may be denormal or too large where the result is not: only the last product rounds.
-  const Integers<Real> power = (Integers<Real>)shifted - (Integers<Real>)broadcast(Constants::kRound);
-  const Integers<Real> half = power >> 1;
-  const auto power_of_two = [](Integers<Real> k) {
-    return (Vector<Real>)((k + Constants::kBias) << Constants::kMantissaBits);
-  };
-  return e * power_of_two(half) * power_of_two(power - half);
+  if (__builtin_expect(any(((Integers<Real>)x & Constants::kMagnitude) > Constants::kNear), 0)) return exp_far<Real>(x);
+  const auto [n, e, power] = exp_parts<Real>(x);
+  return (Vector<Real>)((Integers<Real>)e + (power << Constants::kMantissaBits));
 #endif
 }
 
