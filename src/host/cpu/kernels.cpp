@@ -28,6 +28,13 @@ Vector<Real> read_first(const Element* from, int count, Real padding) {
   return lane_numbers<Real>() < count ? value : broadcast(padding);
 }
 
+// What is left of a row that is no whole vector.
+struct Rest {
+  int count;
+  bool after_vector;  // and not all of the row
+  operator int() const { return count; }
+};
+
 template <typename Real, typename Element>
 void write(Element* to, Vector<Real> value) {
   store(to, Convert<Element>::narrow(value));
@@ -122,7 +129,7 @@ Vector<Real> gradient_of(Vector<Real> grad, Vector<Real> output, Vector<Real> su
 
 // Rows side by side in `vectors` vectors, or several in one: each in a group of lanes.
 template <typename Real, int group, int vectors>
-struct Packed {
+struct PackedRows {
   static constexpr int kWidth = group * vectors;
   static constexpr int kStep = vectors * kLanes<Real>;  // elements of a turn: of one row, or of several
   static_assert(vectors == 1 || group == kLanes<Real>);
@@ -146,10 +153,10 @@ struct Packed {
 
 template <Operation operation, int group, int vectors, typename Real>
 [[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, Real* tile, Real* scratch) {
-  using Rows = Packed<Real, group, vectors>;
-  Rows::spread(rows, dim, tile, scratch);
-  const auto present = Rows::present(dim);
-  for (std::int64_t i = 0; i < rows * Rows::kWidth; i += Rows::kStep) {
+  using Layout = PackedRows<Real, group, vectors>;
+  Layout::spread(rows, dim, tile, scratch);
+  const auto present = Layout::present(dim);
+  for (std::int64_t i = 0; i < rows * Layout::kWidth; i += Layout::kStep) {
     Vector<Real> x[vectors], e[vectors];
     for (int v = 0; v < vectors; ++v) x[v] = load<Vector<Real>>(scratch + i + v * kLanes<Real>);
     Vector<Real>& last = x[vectors - 1];
@@ -166,17 +173,17 @@ template <Operation operation, int group, int vectors, typename Real>
     for (int v = 0; v < vectors; ++v)
       store(scratch + i + v * kLanes<Real>, operation == Operation::softmax ? e[v] * factor : x[v] - factor);
   }
-  Rows::gather(rows, dim, scratch, tile);
+  Layout::gather(rows, dim, scratch, tile);
 }
 
 template <Operation operation, int group, int vectors, typename Real>
 [[gnu::flatten]] void packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch) {
-  using Rows = Packed<Real, group, vectors>;
-  Real* outputs = scratch + rows * Rows::kWidth + kLanes<Real>;
-  Rows::spread(rows, dim, grad, scratch);
-  Rows::spread(rows, dim, output, outputs);
-  const auto present = Rows::present(dim);
-  for (std::int64_t i = 0; i < rows * Rows::kWidth; i += Rows::kStep) {
+  using Layout = PackedRows<Real, group, vectors>;
+  Real* outputs = scratch + rows * Layout::kWidth + kLanes<Real>;
+  Layout::spread(rows, dim, grad, scratch);
+  Layout::spread(rows, dim, output, outputs);
+  const auto present = Layout::present(dim);
+  for (std::int64_t i = 0; i < rows * Layout::kWidth; i += Layout::kStep) {
     Vector<Real> g[vectors], y[vectors], sum{};
     for (int v = 0; v < vectors; ++v) {
       g[v] = load<Vector<Real>>(scratch + i + v * kLanes<Real>);
@@ -188,7 +195,7 @@ template <Operation operation, int group, int vectors, typename Real>
     for (int v = 0; v < vectors; ++v)
       store(scratch + i + v * kLanes<Real>, gradient_of<operation, Real>(g[v], y[v], sum));
   }
-  Rows::gather(rows, dim, scratch, grad);
+  Layout::gather(rows, dim, scratch, grad);
 }
 
 // ------------------------------------------------------------------------------------------------ rows
@@ -207,7 +214,7 @@ struct Accumulators {
   Vector<Real> sum() const { return group_sum<kLanes<Real>, Real>((part[0] + part[1]) + (part[2] + part[3])); }
 };
 
-// body(offset, chain, count) for each vector of a row; count is a constant but for the last vector, when it is partial.
+// body(offset, chain, count) for each vector of a row; count is a constant, but the last one's, when it is partial: Rest.
 template <typename Real, typename Body>
 void for_vectors(std::int64_t dim, const Body& body) {
   constexpr int lanes = kLanes<Real>;
@@ -220,7 +227,7 @@ void for_vectors(std::int64_t dim, const Body& body) {
     body(i + 3 * lanes, 3, all);
   }
   for (; i + lanes <= dim; i += lanes) body(i, 0, all);
-  if (i < dim) body(i, 0, static_cast<int>(dim - i));
+  if (i < dim) body(i, 0, Rest{static_cast<int>(dim - i), i > 0});
 }
 
 // pairs(offset, chain) for as many neighbouring elements as two vectors have, as often as they are there from where
@@ -247,6 +254,12 @@ Vector<Real> read(const Element* from, std::integral_constant<int, lanes>, Real)
 template <typename Real, typename Element>
 Vector<Real> read(const Element* from, int count, Real padding) {
   return read_first<Real>(from, count, padding);
+}
+template <typename Real, typename Element>
+Vector<Real> read(const Element* from, Rest rest, Real padding) {
+  if (!rest.after_vector) return read_first<Real>(from, rest.count, padding);
+  const Vector<Real> value = Convert<Element>::widen(load_last<Packed<Real, Element>>(from, rest.count));
+  return lane_numbers<Real>() < rest.count ? value : broadcast(padding);
 }
 template <typename Real, int lanes>
 Vector<Real> exp_first(Vector<Real> x, std::integral_constant<int, lanes>) {

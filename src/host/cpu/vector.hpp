@@ -131,6 +131,25 @@ Register load_first(const Element* from, int count) {
   }
 }
 
+// The same, where as many elements as a vector has may be read before `from`: what is loaded ends with the last of them.
+// The others are undefined.
+template <typename Register, typename Element>
+Register load_last(const Element* from, int count) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  constexpr int lanes = sizeof(Register) / sizeof(Element);
+  const auto ends = load<Register>(from + count - lanes);
+  if constexpr (sizeof(Register) == 32 && sizeof(Element) == 4) {
+    const VectorN<std::int32_t, 8> last = {0, 1, 2, 3, 4, 5, 6, 7};
+    return (Register)_mm256_permutevar8x32_epi32((__m256i)ends, (__m256i)(last + (lanes - count)));
+  }
+  if constexpr (sizeof(Register) == 16 && sizeof(Element) == 2) {
+    const VectorN<std::int8_t, 16> last = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (Register)_mm_shuffle_epi8((__m128i)ends, (__m128i)(last + static_cast<std::int8_t>(2 * (lanes - count))));
+  }
+#endif
+  return load_first<Register>(from, count);
+}
+
 template <typename Element, typename Register>
 void store_first(Element* to, Register value, int count) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
