@@ -152,9 +152,9 @@ struct PackedRows {
 };
 
 template <Operation operation, int group, int vectors, typename Real>
-[[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, Real* tile, Real* scratch) {
+[[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile) {
   using Layout = PackedRows<Real, group, vectors>;
-  Layout::spread(rows, dim, tile, scratch);
+  Layout::spread(rows, dim, source, scratch);
   const auto present = Layout::present(dim);
   for (std::int64_t i = 0; i < rows * Layout::kWidth; i += Layout::kStep) {
     Vector<Real> x[vectors], e[vectors];
@@ -177,7 +177,8 @@ template <Operation operation, int group, int vectors, typename Real>
 }
 
 template <Operation operation, int group, int vectors, typename Real>
-[[gnu::flatten]] void packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch) {
+[[gnu::flatten]] void packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
+                                      Real* tile) {
   using Layout = PackedRows<Real, group, vectors>;
   Real* outputs = scratch + rows * Layout::kWidth + kLanes<Real>;
   Layout::spread(rows, dim, grad, scratch);
@@ -195,7 +196,7 @@ template <Operation operation, int group, int vectors, typename Real>
     for (int v = 0; v < vectors; ++v)
       store(scratch + i + v * kLanes<Real>, gradient_of<operation, Real>(g[v], y[v], sum));
   }
-  Layout::gather(rows, dim, scratch, grad);
+  Layout::gather(rows, dim, scratch, tile);
 }
 
 // ------------------------------------------------------------------------------------------------ rows
@@ -214,7 +215,8 @@ struct Accumulators {
   Vector<Real> sum() const { return group_sum<kLanes<Real>, Real>((part[0] + part[1]) + (part[2] + part[3])); }
 };
 
-// body(offset, chain, count) for each vector of a row; count is a constant, but the last one's, when it is partial: Rest.
+// body(offset, chain, count) for each vector of a row; count is a constant, but the last one's, when it is partial:
+// Rest.
 template <typename Real, typename Body>
 void for_vectors(std::int64_t dim, const Body& body) {
   constexpr int lanes = kLanes<Real>;
@@ -731,24 +733,25 @@ inline constexpr int kPackedVectors = 2;
 
 // The fewest lanes, a power of two or whole vectors, that hold a packed row.
 template <Operation operation, typename Real, int group = 1, int vectors = 1>
-void any_packed_forward(std::int64_t rows, int dim, Real* tile, Real* scratch) {
+void any_packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile) {
   if constexpr (group < kLanes<Real>) {
-    if (dim > group) return any_packed_forward<operation, Real, group * 2>(rows, dim, tile, scratch);
+    if (dim > group) return any_packed_forward<operation, Real, group * 2>(rows, dim, source, scratch, tile);
   } else if constexpr (vectors < kPackedVectors) {
-    if (dim > group * vectors) return any_packed_forward<operation, Real, group, vectors + 1>(rows, dim, tile, scratch);
+    if (dim > group * vectors)
+      return any_packed_forward<operation, Real, group, vectors + 1>(rows, dim, source, scratch, tile);
   }
-  packed_forward<operation, group, vectors>(rows, dim, tile, scratch);
+  packed_forward<operation, group, vectors>(rows, dim, source, scratch, tile);
 }
 
 template <Operation operation, typename Real, int group = 1, int vectors = 1>
-void any_packed_backward(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch) {
+void any_packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch, Real* tile) {
   if constexpr (group < kLanes<Real>) {
-    if (dim > group) return any_packed_backward<operation, Real, group * 2>(rows, dim, grad, output, scratch);
+    if (dim > group) return any_packed_backward<operation, Real, group * 2>(rows, dim, grad, output, scratch, tile);
   } else if constexpr (vectors < kPackedVectors) {
     if (dim > group * vectors)
-      return any_packed_backward<operation, Real, group, vectors + 1>(rows, dim, grad, output, scratch);
+      return any_packed_backward<operation, Real, group, vectors + 1>(rows, dim, grad, output, scratch, tile);
   }
-  packed_backward<operation, group, vectors>(rows, dim, grad, output, scratch);
+  packed_backward<operation, group, vectors>(rows, dim, grad, output, scratch, tile);
 }
 
 template <Operation operation, typename Real>

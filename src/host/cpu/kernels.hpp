@@ -48,13 +48,13 @@ struct SeenGradient {
   bool unbounded;  // some gradient is infinite or NaN, or an output NaN
 };
 
-// From a tile to itself.
+// Into a tile.
 template <typename Real>
 struct TileKernels {
-  // Rows that follow each other without a gap, dim <= packed_dim. Every tile is followed by room for one row; scratch
-  // holds whole vectors for every row, and twice that for backward.
-  void (*packed_forward)(std::int64_t rows, int dim, Real* tile, Real* scratch);
-  void (*packed_backward)(std::int64_t rows, int dim, Real* grad, Real* output, Real* scratch);
+  // Rows that follow each other without a gap, dim <= packed_dim. What is read is followed by room for one row, and so
+  // is the tile; scratch holds whole vectors for every row, and twice that for backward.
+  void (*packed_forward)(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile);
+  void (*packed_backward)(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch, Real* tile);
 };
 
 // Of one pair of source and result types; null where that direction does not take them.

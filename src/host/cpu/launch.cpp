@@ -205,17 +205,21 @@ class Launch {
 
   void whole_packed(Range rows) const {
     auto& [tile, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
-    const auto load = kernels_.load[static_cast<int>(problem_.source)];
     const int dim = static_cast<int>(problem_.dim.size);
     const Window window{.columns = rows.size() * dim};
-    if (forward()) {
-      load(source_at(rows.begin * dim), window, tile);
-      tile_kernels_.packed_forward(rows.size(), dim, tile, packed);
-    } else {
-      load(grad_at(rows.begin * dim), window, tile);
-      load(source_at(rows.begin * dim), window, output);
-      tile_kernels_.packed_backward(rows.size(), dim, tile, output, packed);
-    }
+    // Where they are Real, and more rows follow, which no other thread writes, elements are read where they lie.
+    const bool overwritten = addresses_.result == addresses_.source || addresses_.result == addresses_.grad;
+    const bool in_place = problem_.source == kReal && rows.end < tiling_.positions_size && !overwritten;
+    const auto loaded = [&](const void* from, Real* to) -> const Real* {
+      if (in_place) return static_cast<const Real*>(from);
+      kernels_.load[static_cast<int>(problem_.source)](from, window, to);
+      return to;
+    };
+    const Real* const source = loaded(source_at(rows.begin * dim), output);
+    if (forward())
+      tile_kernels_.packed_forward(rows.size(), dim, source, packed, tile);
+    else
+      tile_kernels_.packed_backward(rows.size(), dim, loaded(grad_at(rows.begin * dim), tile), source, packed, tile);
     kernels_.store[static_cast<int>(problem_.result)](tile, window, result_at(rows.begin * dim));
   }
 

@@ -86,8 +86,9 @@ inline void fence() {
 #endif
 }
 
-// The first `bytes` of at most 16, the others zero; not one more is read. In registers: a vector that is put together in
-// memory waits until all its pieces have arrived there. (Rows of a size take the same branches, which are predicted.)
+// The first `bytes` of at most 16, the others zero; not one more is read. In registers: a vector that is put together
+// in memory waits until all its pieces have arrived there. (Rows of a size take the same branches, which are
+// predicted.)
 using SixteenBytes = VectorN<std::uint64_t, 2>;
 inline SixteenBytes load_bytes(const void* memory, int bytes) {
   const auto* from = static_cast<const unsigned char*>(memory);
@@ -131,8 +132,8 @@ Register load_first(const Element* from, int count) {
   }
 }
 
-// The same, where as many elements as a vector has may be read before `from`: what is loaded ends with the last of them.
-// The others are undefined.
+// The same, where as many elements as a vector has may be read before `from`: what is loaded ends with the last of
+// them. The others are undefined.
 template <typename Register, typename Element>
 Register load_last(const Element* from, int count) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
