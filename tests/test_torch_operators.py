@@ -389,6 +389,8 @@ def test_nested_tensors_of_the_old_kind(device: str) -> None:
     x = normal(3, 4, device=device)
     nested = ndsoftmax.softmax(torch.nested.nested_tensor([x, x[:2]]), -1)
     assert all(torch.allclose(a, torch.softmax(b, 1)) for a, b in zip(nested.unbind(), (x, x[:2]), strict=True))
+    with pytest.raises(TypeError, match="out must be a strided tensor, but is nested"):
+        ndsoftmax.softmax(x, -1, out=torch.nested.nested_tensor([x, x[:2]]))
 
 
 @FUNCTIONS

@@ -19,6 +19,8 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name} must be a torch.Tensor, but got {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} must be a strided tensor, but its layout is {tensor.layout}")
+    if tensor.is_nested:
+        raise TypeError(f"{name} must be a strided tensor, but is nested")
     if tensor.is_quantized:
         raise TypeError(f"{name} must not be quantized, but its dtype is {tensor.dtype}")
     if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -210,8 +212,8 @@ void backward(const Borrowed& grad, const Borrowed& from, const Borrowed& to, st
 // then goes the long way, where errors are worded.
 
 // The tensor as it lies in memory, where that is all there is to it. (What is_ordinary() does not know, as meta, sparse
-// and nested tensors and those that a torch.func transform left behind, torch refuses to exchange. That takes it long,
-// but asking each tensor first would cost every call 0.1 us a question.)
+// and nested tensors and those that a torch.func transform left behind, torch refuses to exchange. That takes it a
+// millisecond, but asking each tensor first would cost every call 0.1 us a question.)
 std::optional<DLTensor> ordinary(py::handle tensor) {
   const Torch& torch = Torch::get();
   if (!torch.is_ordinary(tensor)) return std::nullopt;
@@ -250,8 +252,8 @@ int threads_for(const DLTensor& source) { return source.device.device_type == kD
 
 bool are_plain(py::handle a, py::handle b) {
   const Torch& torch = Torch::get();
-  return torch.at_rest() && !torch.autocasts() && ordinary(a) && ordinary(b) && !torch.needs_grad(a) &&
-         !torch.needs_grad(b);
+  return torch.at_rest() && !torch.autocasts() && !torch.is_meta(a) && ordinary(a) && ordinary(b) &&
+         !torch.needs_grad(a) && !torch.needs_grad(b);
 }
 
 // The dims of a plain call: one int, or a few.
@@ -329,29 +331,34 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
 }
 
 // plain_forward() as Python calls it: pybind11, which looks for what a function may be given, would take some 60 ns
-// more at each call. What C++ throws, the long way meets again, and words.
+// more at each call. C++'s exceptions become Python's as they do there.
 PyObject* plain_forward_quickly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 6) {
-    PyErr_SetString(PyExc_TypeError, "plain_forward() takes 6 arguments");
-    return nullptr;
-  }
   try {
+    if (count != 6) throw py::type_error("plain_forward() takes 6 arguments");
     return plain_forward(arguments[0], arguments[1], arguments[2], arguments[3] == Py_True, arguments[4], arguments[5])
         .release()
         .ptr();
   } catch (py::error_already_set& error) {
     error.restore();
-    return nullptr;
-  } catch (const std::exception&) {
-    return py::none().release().ptr();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::out_of_range& error) {
+    PyErr_SetString(PyExc_IndexError, error.what());
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::bad_alloc& error) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
   }
+  return nullptr;
 }
 
 // Dtypes and shapes are those of a forward.
 py::object plain_backward(py::handle grad_output, py::handle output, py::handle dim, py::handle input_dtype, bool log) {
   const Torch& torch = Torch::get();
   const std::optional<PlainDims> dims = plain_dims(dim);
-  if (!dims || !torch.at_rest()) return py::none();
+  if (!dims || !torch.at_rest() || torch.is_meta(grad_output)) return py::none();
   const std::optional<DLTensor> grad = ordinary(grad_output), from = ordinary(output);
   // (grad_output needs a gradient only where the output, which leads back to this node, does)
   if (!grad || !from || from->ndim > kMaxGroups || torch.needs_grad(output)) return py::none();

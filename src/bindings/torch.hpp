@@ -82,6 +82,8 @@ class Torch {
     return checked(PyObject_Vectorcall(empty_like_.ptr(), arguments, 1, dtype_keyword_.ptr()));
   }
 
+  bool is_meta(py::handle tensor) const { return has(is_meta_, tensor); }
+
   bool is_inference(py::handle tensor) const { return is_true(is_inference_, tensor); }
 
   // After a tensor was written: what has saved it is to notice.
@@ -129,6 +131,7 @@ class Torch {
   py::object c_ = torch_.attr("_C");
   py::object tensor_type_ = torch_.attr("Tensor");
   py::object has_torch_function_ = c_.attr("_has_torch_function_unary");
+  py::object is_meta_ = tensor_type_.attr("is_meta");
   py::object is_negative_ = tensor_type_.attr("is_neg");
   py::object is_zero_ = tensor_type_.attr("_is_zerotensor");
   py::object is_like_subclass_ = c_.attr("_dispatch_isTensorSubclassLike");

@@ -1,6 +1,6 @@
 // The kernels, compiled once for each instruction set (see vector.hpp).
 //   takes:            packed: short rows without gaps; rows: contiguous dim; columns: dim across contiguous columns
-//   lanes:            packed: several rows a vector; rows: a row's elements; columns: neighbouring columns
+//   lanes:            packed: several rows a vector, or a row in a few; rows: a row's elements; columns: neighbours
 //   reads and writes: whole rows once from memory, exponentials stay in a tile in cache; parts of rows twice
 //   order:            load and maximum, exponentials and their sum, scale and store
 #include "host/cpu/kernels.hpp"

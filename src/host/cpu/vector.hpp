@@ -166,9 +166,11 @@ void store_first(Element* to, Register value, int count) {
   int stored = 0;
   const auto pieces = [&]<int... size>(std::integer_sequence<int, size...>) {
     const auto piece = [&]<int elements>(std::integral_constant<int, elements>) {
-      if ((count & elements) == 0) return;
-      __builtin_memcpy(to + stored, lanes + stored, elements * sizeof(Element));
-      stored += elements;
+      if constexpr (elements * sizeof(Element) < sizeof(Register)) {
+        if ((count & elements) == 0) return;
+        __builtin_memcpy(to + stored, lanes + stored, elements * sizeof(Element));
+        stored += elements;
+      }
     };
     (piece(std::integral_constant<int, size>()), ...);
   };
@@ -338,7 +340,7 @@ template <typename Real>
   return vanishes ? Vector<Real>{} : e * power_of_two(half) * power_of_two(power - half);
 }
 
-// Within 1 ulp, results that are denormal included. exp(-inf) = 0, exp(inf) = inf, NaN stays.
+// Within 1.25 ulp, results that are denormal included. exp(-inf) = 0, exp(inf) = inf, NaN stays.
 template <typename Real>
 Vector<Real> exp(Vector<Real> x) {
   using Constants = Elementary<Real>;
