@@ -90,7 +90,7 @@ inline void fence() {
 // in memory waits until all its pieces have arrived there. (Rows of a size take the same branches, which are
 // predicted.)
 using SixteenBytes = VectorN<std::uint64_t, 2>;
-inline SixteenBytes load_bytes(const void* memory, int bytes) {
+[[gnu::noinline]] inline SixteenBytes load_bytes(const void* memory, int bytes) {
   const auto* from = static_cast<const unsigned char*>(memory);
   const auto piece = [from]<typename Piece>(int at, Piece value) {
     __builtin_memcpy(&value, from + at, sizeof(Piece));
@@ -151,6 +151,25 @@ Register load_last(const Element* from, int count) {
   return load_first<Register>(from, count);
 }
 
+// In pieces of 8, 4, 2 and 1 elements, as the digits of `count` say.
+template <typename Element, typename Register>
+[[gnu::noinline]] void store_pieces(Element* to, Register value, int count) {
+  Element lanes[sizeof(Register) / sizeof(Element)];
+  store(lanes, value);
+  int stored = 0;
+  const auto piece = [&]<int elements>(std::integral_constant<int, elements>) {
+    if constexpr (elements * sizeof(Element) < sizeof(Register)) {
+      if ((count & elements) == 0) return;
+      __builtin_memcpy(to + stored, lanes + stored, elements * sizeof(Element));
+      stored += elements;
+    }
+  };
+  piece(std::integral_constant<int, 8>());
+  piece(std::integral_constant<int, 4>());
+  piece(std::integral_constant<int, 2>());
+  piece(std::integral_constant<int, 1>());
+}
+
 template <typename Element, typename Register>
 void store_first(Element* to, Register value, int count) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -161,20 +180,7 @@ void store_first(Element* to, Register value, int count) {
   if constexpr (sizeof(Register) == 32 && sizeof(Element) == 2)
     return _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << count) - 1), (__m256i)value);
 #endif
-  Element lanes[sizeof(Register) / sizeof(Element)];
-  store(lanes, value);
-  int stored = 0;
-  const auto pieces = [&]<int... size>(std::integer_sequence<int, size...>) {
-    const auto piece = [&]<int elements>(std::integral_constant<int, elements>) {
-      if constexpr (elements * sizeof(Element) < sizeof(Register)) {
-        if ((count & elements) == 0) return;
-        __builtin_memcpy(to + stored, lanes + stored, elements * sizeof(Element));
-        stored += elements;
-      }
-    };
-    (piece(std::integral_constant<int, size>()), ...);
-  };
-  pieces(std::integer_sequence<int, 8, 4, 2, 1>());
+  store_pieces(to, value, count);
 }
 
 template <typename Real>
