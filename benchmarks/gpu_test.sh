@@ -28,8 +28,11 @@ demo() {
 tests() {
   title "tests"
   local parallel=()
-  if has xdist; then parallel=(-n "$PARTS" -p no:benchmark); fi  # that plugin warns of the other, and warnings are errors
-  OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -p no:cacheprovider "${parallel[@]}"
+  if has xdist; then
+    parallel=(-n "$PARTS" -p no:benchmark)  # that plugin warns of the other, and warnings are errors
+    local -x OMP_NUM_THREADS=2              # of each process, which would take all cores
+  fi
+  "$PYTHON" -m pytest -q -p no:cacheprovider "${parallel[@]}"
 }
 
 sanitize() {

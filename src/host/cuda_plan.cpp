@@ -206,17 +206,17 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
   return {plan};
 }
 
-// Threads, in whole warps, of a block that holds a row.
-std::int64_t block_threads(const Rows& rows, int held) {
-  return divide_up(divide_up(rows.vectors, held), kWarp) * kWarp;
+// Threads, in whole warps, that hold a row or a part of one, where so many vectors of the row come to each.
+std::int64_t threads_for(const Rows& rows, std::int64_t vectors) {
+  return divide_up(divide_up(rows.vectors, vectors), kWarp) * kWarp;
 }
 
 Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_threads) {
   if (device.compute_capability < tuning::kAllKernelsFrom)
     return {{}, "rows held by a block need compute capability 8.0"};
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
-  const bool most = rows.ragged() || block_threads(rows, rows.held) > most_threads;
-  const std::int64_t threads = block_threads(rows, most ? rows.most_held : rows.held);
+  const bool most = rows.ragged() || threads_for(rows, rows.held) > most_threads;
+  const std::int64_t threads = threads_for(rows, most ? rows.most_held : rows.held);
   if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
@@ -227,7 +227,7 @@ Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_thre
 
 // Threads, in whole warps, of each of `blocks` blocks that together hold a row.
 std::int64_t threads_to_hold(const Rows& rows, int blocks) {
-  return divide_up(divide_up(rows.vectors, static_cast<std::int64_t>(rows.most_held) * blocks), kWarp) * kWarp;
+  return threads_for(rows, std::int64_t{rows.most_held} * blocks);
 }
 
 // Twice the rows that the multiprocessors of a GPC hold at once, in clusters of this size, which never lie in two of
@@ -249,7 +249,7 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
     while (cluster < architecture.max_cluster &&
            (cluster * 2 <= room || threads_to_hold(rows, cluster) > tuning::kClusterBlock))
       cluster *= 2;
-    const std::int64_t useful = divide_up(divide_up(rows.vectors, cluster * std::int64_t{2}), kWarp) * kWarp;
+    const std::int64_t useful = threads_for(rows, std::int64_t{2} * cluster);
     const std::int64_t blocks = divide_up(rows.count * cluster, tuning::clustered(device.multiprocessors));
     const std::int64_t most = tuning::kMaxBlock / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
     threads = std::max(threads_to_hold(rows, cluster), std::min(useful, most));
