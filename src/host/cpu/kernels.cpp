@@ -285,24 +285,24 @@ void write(Element* to, Vector<Real> value, int count) {
 // Writes what body(offset, count) returns for each vector of a row. Computing an exponential and rounding it to 16 bits
 // is a chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
 // streamed: past the caches (see Rows).
-template <bool exponential, typename Real, typename Result, typename Body>
-void write_row(std::int64_t dim, Result* result, bool streamed, const Body& body) {
+template <bool exponential, typename Real, typename Element, typename Body>
+void write_row(std::int64_t dim, Element* result, bool streamed, const Body& body) {
   constexpr std::int64_t kStage = 512;
   constexpr int lanes = kLanes<Real>;
-  if (dim < kStage / 2 || !(streamed || (exponential && sizeof(Result) < sizeof(Real)))) {
+  if (dim < kStage / 2 || !(streamed || (exponential && sizeof(Element) < sizeof(Real)))) {
     for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) { write<Real>(result + i, body(i, count), count); });
     return;
   }
   alignas(kVectorBytes) Real stage[kStage];
-  const std::int64_t misaligned = streamed ? reinterpret_cast<std::uintptr_t>(result) / sizeof(Result) % lanes : 0;
+  const std::int64_t misaligned = streamed ? reinterpret_cast<std::uintptr_t>(result) / sizeof(Element) % lanes : 0;
   for (std::int64_t first = 0, size = kStage - misaligned; first < dim; first += size, size = kStage) {
     if (size > dim - first) size = dim - first;
     for_vectors<Real>(size, [&](std::int64_t i, int, auto count) { store(stage + i, body(first + i, count)); });
-    Result* const to = result + first;
+    Element* const to = result + first;
     if (streamed) {
       std::int64_t i = first == 0 && misaligned > 0 ? lanes - misaligned : 0;
       write_first<Real>(to, load<Vector<Real>>(stage), static_cast<int>(i));
-      for (; i + lanes <= size; i += lanes) stream(to + i, Convert<Result>::narrow(load<Vector<Real>>(stage + i)));
+      for (; i + lanes <= size; i += lanes) stream(to + i, Convert<Element>::narrow(load<Vector<Real>>(stage + i)));
       if (i < size) write_first<Real>(to + i, load<Vector<Real>>(stage + i), static_cast<int>(size - i));
     } else {
       for_vectors<Real>(
@@ -312,8 +312,8 @@ void write_row(std::int64_t dim, Result* result, bool streamed, const Body& body
 }
 
 // Copies a row to the tile, in whole vectors; its maximum comes back in every lane.
-template <typename Real, typename Source>
-Vector<Real> row_load(std::int64_t dim, const Source* source, Real* tile) {
+template <typename Real, typename Element>
+Vector<Real> row_load(std::int64_t dim, const Element* source, Real* tile) {
   Accumulators<Real> max(-kInfinity<Real>);
   for_vectors<Real>(dim, [&](std::int64_t i, int chain, auto count) {
     const Vector<Real> x = read<Real>(source + i, count, -kInfinity<Real>);
@@ -339,14 +339,14 @@ Vector<Real> row_sum(std::int64_t dim, const Real* tile, Vector<Real> shift, con
 // Short rows advance together, step by step: one after another they would wait for their reductions, and this way one
 // division or logarithm serves a vector of rows. While exponentials are computed, memory would be idle: the next rows
 // and the place of the result are fetched meanwhile, which halves the time of rows that come from memory.
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_forward(const Rows& rows, const void* source, Real* tile, void* result) {
   constexpr bool softmax = operation == Operation::softmax;
   const std::int64_t width = (rows.dim + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   const std::int64_t fitting = width < kBlock ? kBlock / width : 1;
   const std::int64_t batch = fitting < kLanes<Real> ? fitting : kLanes<Real>;
-  const auto* from = static_cast<const Source*>(source);
-  auto* to = static_cast<Result*>(result);
+  const auto* from = static_cast<const Element*>(source);
+  auto* to = static_cast<Element*>(result);
   for (std::int64_t left = rows.count; left > 0; left -= batch) {
     const std::int64_t count = left < batch ? left : batch;
     Real statistics[kLanes<Real>] = {};
@@ -354,8 +354,8 @@ template <Operation operation, typename Real, typename Source, typename Result>
       statistics[row] = row_load(rows.dim, from + row * rows.stride[kSource], tile + row * width)[0];
     for (std::int64_t row = 0; row < count; ++row) {
       Real* const at = tile + row * width;
-      const Source* const next = from + (row + count) * rows.stride[kSource];
-      const Result* const there = to + row * rows.stride[kResult];
+      const Element* const next = from + (row + count) * rows.stride[kSource];
+      const Element* const there = to + row * rows.stride[kResult];
       const auto keep = [&](std::int64_t i, Vector<Real> shifted, Vector<Real> e) {
         store(at + i, softmax ? e : shifted);
         __builtin_prefetch(next + i);
@@ -377,9 +377,9 @@ template <Operation operation, typename Real, typename Source, typename Result>
 }
 
 // A part of a row, block after block in the order of MaxSum::combine.
-template <typename Real, typename Source>
+template <typename Real, typename Element>
 [[gnu::flatten]] void row_statistics(std::int64_t dim, const void* source, Real* tile, Real* max, Real* sum) {
-  const auto* from = static_cast<const Source*>(source);
+  const auto* from = static_cast<const Element*>(source);
   Vector<Real> largest = broadcast(-kInfinity<Real>), total = {};
   for (std::int64_t begin = 0; begin < dim; begin += kBlock) {
     const std::int64_t size = dim - begin < kBlock ? dim - begin : kBlock;
@@ -395,10 +395,10 @@ template <typename Real, typename Source>
   *sum = total[0];
 }
 
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_finish(std::int64_t dim, const void* source, Real max, Real sum, void* result) {
-  const auto* from = static_cast<const Source*>(source);
-  auto* to = static_cast<Result*>(result);
+  const auto* from = static_cast<const Element*>(source);
+  auto* to = static_cast<Element*>(result);
   const Vector<Real> factor = factor_of<operation, Real>(broadcast(sum));
   write_row<operation == Operation::softmax, Real>(dim, to, false, [&](std::int64_t i, auto count) {
     const Vector<Real> shifted = read<Real>(from + i, count, Real(0)) - max;
@@ -409,14 +409,14 @@ template <Operation operation, typename Real, typename Source, typename Result>
 template <typename Element>
 inline constexpr std::int64_t kPage = 4096 / sizeof(Element);
 
-template <Operation operation, typename Real, typename Source>
-Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* output) {
+template <Operation operation, typename Real, typename Element>
+Vector<Real> row_product(std::int64_t dim, const Element* grad, const Element* output) {
   Accumulators<Real> products(0);
   const auto one = [&](std::int64_t i, int chain, auto count) {
     products.part[chain] +=
         product_of<operation, Real>(read<Real>(grad + i, count, Real(0)), read<Real>(output + i, count, Real(0)));
   };
-  if constexpr (std::is_same_v<Source, BFloat16>) {
+  if constexpr (std::is_same_v<Element, BFloat16>) {
     const auto two = [&](std::int64_t i, int chain) {
       const auto g = Interleaved::load(grad + i), y = Interleaved::load(output + i);
       products.part[chain] += product_of<operation, float>(g.even, y.even);
@@ -429,15 +429,15 @@ Vector<Real> row_product(std::int64_t dim, const Source* grad, const Source* out
   return products.sum();
 }
 
-template <Operation operation, typename Real, typename Source, typename Result, typename Fetch>
-void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Vector<Real> sum, Result* result,
+template <Operation operation, typename Real, typename Element, typename Fetch>
+void row_gradient(std::int64_t dim, const Element* grad, const Element* output, Vector<Real> sum, Element* result,
                   bool streamed, const Fetch& fetch) {
   const auto one = [&](std::int64_t i, auto count) {
     fetch(i);
     const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
     return gradient_of<operation, Real>(g, y, sum);
   };
-  if constexpr (std::is_same_v<Source, BFloat16> && std::is_same_v<Result, BFloat16>) {
+  if constexpr (std::is_same_v<Element, BFloat16>) {
     const auto two = [&](std::int64_t i, int) {
       fetch(i);
       const auto g = Interleaved::load(grad + i), y = Interleaved::load(output + i);
@@ -454,11 +454,11 @@ void row_gradient(std::int64_t dim, const Source* grad, const Source* output, Ve
 // Short rows of 16 bits wait for their reductions, so several advance together; the processor fetches them well enough
 // by itself. Short rows of floats wait for memory, so what is fetched is some thousand bytes ahead, and the place of
 // the result with it: a quarter of the time less each.
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_backward(const Rows& rows, const void* grad, const void* output, void* result) {
-  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
-  auto* to = static_cast<Result*>(result);
-  constexpr bool narrow = sizeof(Source) < sizeof(Real);
+  const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
+  auto* to = static_cast<Element*>(result);
+  constexpr bool narrow = sizeof(Element) < sizeof(Real);
   const std::int64_t fitting = narrow ? 512 / rows.dim : 1;
   const std::int64_t batch = fitting < 1 ? 1 : fitting < kLanes<Real> ? fitting : kLanes<Real>;
   const std::int64_t ahead = rows.dim >= 1536 ? 1 : 1536 / rows.dim;
@@ -484,18 +484,18 @@ template <Operation operation, typename Real, typename Source, typename Result>
   if (rows.streamed) fence();
 }
 
-template <Operation operation, typename Real, typename Source>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_products(std::int64_t dim, const void* grad, const void* output, Real* sum) {
-  *sum = row_product<operation, Real>(dim, static_cast<const Source*>(grad), static_cast<const Source*>(output))[0];
+  *sum = row_product<operation, Real>(dim, static_cast<const Element*>(grad), static_cast<const Element*>(output))[0];
 }
 
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_gradients(const Rows& part, const void* grad, const void* output, Real sum, void* result) {
-  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
-  row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), static_cast<Result*>(result), part.streamed,
+  const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
+  row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), static_cast<Element*>(result), part.streamed,
                                 [=](std::int64_t i) {
-                                  __builtin_prefetch(g + i + kPage<Source>);
-                                  __builtin_prefetch(y + i + kPage<Source>);
+                                  __builtin_prefetch(g + i + kPage<Element>);
+                                  __builtin_prefetch(y + i + kPage<Element>);
                                 });
   if (part.streamed) fence();
 }
@@ -539,9 +539,9 @@ void sum_band(std::int64_t dim, Vector<Real> (&sum)[vectors], const Body& body) 
 
 // Writes what body(row, column offset in the band, chain) returns for each vector of a band; in two steps, as
 // write_row.
-template <typename Real, int vectors, typename Result, typename Count, typename Body>
-void write_band(std::int64_t dim, std::int64_t stride, Result* result, Count count, const Body& body) {
-  if constexpr (sizeof(Result) == sizeof(Real)) {
+template <typename Real, int vectors, typename Element, typename Count, typename Body>
+void write_band(std::int64_t dim, std::int64_t stride, Element* result, Count count, const Body& body) {
+  if constexpr (sizeof(Element) == sizeof(Real)) {
     for_band<Real, vectors>(0, dim, [&](std::int64_t row, int offset, int chain) {
       write<Real>(result + row * stride + offset, body(row, offset, chain), count);
     });
@@ -571,11 +571,11 @@ void fold(std::int64_t width, std::int64_t period, Real* values, const Reduce& r
 }
 
 // Whole columns, band after band; the tile holds one band. Memory is fetched ahead as in row_forward.
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void column_forward(const Columns& columns, const void* source, Real* tile, void* result) {
   constexpr bool softmax = operation == Operation::softmax;
-  const auto* from = static_cast<const Source*>(source);
-  auto* to = static_cast<Result*>(result);
+  const auto* from = static_cast<const Element*>(source);
+  auto* to = static_cast<Element*>(result);
   const std::int64_t stride = columns.stride[kSource], result_stride = columns.stride[kResult];
   for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>,
                                                   auto count) {
@@ -604,10 +604,10 @@ template <Operation operation, typename Real, typename Source, typename Result>
 }
 
 // Whole columns, band after band: the second reading comes from the cache.
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void column_backward(const Columns& columns, const void* grad, const void* output, void* result) {
-  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
-  auto* to = static_cast<Result*>(result);
+  const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
+  auto* to = static_cast<Element*>(result);
   const std::int64_t source_stride = columns.stride[kSource], grad_stride = columns.stride[kGrad],
                      result_stride = columns.stride[kResult];
   for_bands<Real>(columns.width,
@@ -632,9 +632,9 @@ template <Operation operation, typename Real, typename Source, typename Result>
                   });
 }
 
-template <typename Real, typename Source>
+template <typename Real, typename Element>
 [[gnu::flatten]] void column_statistics(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum) {
-  const auto* from = static_cast<const Source*>(source);
+  const auto* from = static_cast<const Element*>(source);
   const std::int64_t stride = columns.stride[kSource], tile_stride = columns.tile_stride;
   for_bands<Real>(columns.width,
                   [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
@@ -663,11 +663,11 @@ template <typename Real, typename Source>
   fold(columns.width, columns.period, sum, [](Real a, Real b) { return a + b; });
 }
 
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void column_finish(const Columns& columns, const void* source, const Real* max, const Real* sum,
                                     void* result) {
-  const auto* from = static_cast<const Source*>(source);
-  auto* to = static_cast<Result*>(result);
+  const auto* from = static_cast<const Element*>(source);
+  auto* to = static_cast<Element*>(result);
   for_bands<Real>(columns.width,
                   [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
                     Vector<Real> shift[vectors], factor[vectors];
@@ -687,9 +687,9 @@ template <Operation operation, typename Real, typename Source, typename Result>
                   });
 }
 
-template <Operation operation, typename Real, typename Source>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void column_products(const Columns& columns, const void* grad, const void* output, Real* sum) {
-  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
+  const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
   for_bands<Real>(
       columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
         Vector<Real> total[vectors] = {};
@@ -703,11 +703,11 @@ template <Operation operation, typename Real, typename Source>
   fold(columns.width, columns.period, sum, [](Real a, Real b) { return a + b; });
 }
 
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void column_gradient(const Columns& columns, const void* grad, const void* output, const Real* sum,
                                       void* result) {
-  const auto *g = static_cast<const Source*>(grad), *y = static_cast<const Source*>(output);
-  auto* to = static_cast<Result*>(result);
+  const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
+  auto* to = static_cast<Element*>(result);
   for_bands<Real>(
       columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
         Vector<Real> total[vectors];
@@ -759,50 +759,38 @@ constexpr TileKernels<Real> tile_kernels() {
   return {any_packed_forward<operation, Real>, any_packed_backward<operation, Real>};
 }
 
-// Forward may widen, backward narrow; forward also narrows rows that were fused in a tile.
-template <Operation operation, typename Real, typename Source, typename Result>
+template <Operation operation, typename Real, typename Element>
 constexpr TypedKernels<Real> typed_kernels() {
-  TypedKernels<Real> kernels{};
-  kernels.row_forward = row_forward<operation, Real, Source, Result>;
-  kernels.row_statistics = row_statistics<Real, Source>;
-  kernels.row_finish = row_finish<operation, Real, Source, Result>;
-  if constexpr (sizeof(Source) <= sizeof(Result)) {
-    kernels.column_forward = column_forward<operation, Real, Source, Result>;
-    kernels.column_statistics = column_statistics<Real, Source>;
-    kernels.column_finish = column_finish<operation, Real, Source, Result>;
-  }
-  if constexpr (sizeof(Source) >= sizeof(Result)) {
-    kernels.row_backward = row_backward<operation, Real, Source, Result>;
-    kernels.column_backward = column_backward<operation, Real, Source, Result>;
-    kernels.row_products = row_products<operation, Real, Source>;
-    kernels.row_gradient = row_gradients<operation, Real, Source, Result>;
-    kernels.column_products = column_products<operation, Real, Source>;
-    kernels.column_gradient = column_gradient<operation, Real, Source, Result>;
-  }
-  return kernels;
+  return {row_forward<operation, Real, Element>,
+          row_backward<operation, Real, Element>,
+          column_forward<operation, Real, Element>,
+          column_backward<operation, Real, Element>,
+          row_statistics<Real, Element>,
+          row_finish<operation, Real, Element>,
+          row_products<operation, Real, Element>,
+          row_gradients<operation, Real, Element>,
+          column_statistics<Real, Element>,
+          column_finish<operation, Real, Element>,
+          column_products<operation, Real, Element>,
+          column_gradient<operation, Real, Element>};
 }
 
+// Without instructions that convert them, elements of 16 bits gain nothing from kernels of their own.
 template <Operation operation>
 constexpr Typed<float> float_kernels() {
-  Typed<float> table{};
-  const auto at = [&](DType source, DType result) -> TypedKernels<float>& {
-    return table.pair[static_cast<int>(source)][static_cast<int>(result)];
-  };
-  at(DType::float16, DType::float16) = typed_kernels<operation, float, Half, Half>();
-  at(DType::float16, DType::float32) = typed_kernels<operation, float, Half, float>();
-  at(DType::bfloat16, DType::bfloat16) = typed_kernels<operation, float, BFloat16, BFloat16>();
-  at(DType::bfloat16, DType::float32) = typed_kernels<operation, float, BFloat16, float>();
-  at(DType::float32, DType::float16) = typed_kernels<operation, float, float, Half>();
-  at(DType::float32, DType::bfloat16) = typed_kernels<operation, float, float, BFloat16>();
-  at(DType::float32, DType::float32) = typed_kernels<operation, float, float, float>();
-  return table;
+#if defined(__SSE2__) && !defined(__F16C__)
+  return {{{}, {}, typed_kernels<operation, float, float>(), {}}};
+#else
+  return {{typed_kernels<operation, float, Half>(),
+           typed_kernels<operation, float, BFloat16>(),
+           typed_kernels<operation, float, float>(),
+           {}}};
+#endif
 }
 
 template <Operation operation>
 constexpr Typed<double> double_kernels() {
-  Typed<double> table{};
-  table.pair[3][3] = typed_kernels<operation, double, double, double>();
-  return table;
+  return {{{}, {}, {}, typed_kernels<operation, double, double>()}};
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// What one instruction set offers. Operands whose elements are next to one another, along dim or across it, are read
-// and written where they lie, once for each pair of element types. Everything else goes through a tile: a dense array
-// of float (double for float64) that stays in cache, filled by a load and emptied by a store that know any strides.
+// What one instruction set offers. Operands of one type whose elements are next to one another, along dim or across it,
+// are read and written where they lie. Everything else goes through a tile: a dense array of float (double for float64)
+// that stays in cache, filled by a load and emptied by a store that know any strides and types.
 // Every kernel allows the result to be its source.
 #pragma once
 
@@ -57,7 +57,7 @@ struct TileKernels {
   void (*packed_backward)(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch, Real* tile);
 };
 
-// Of one pair of source and result types; null where that direction does not take them.
+// Of elements of one type, in and out.
 template <typename Real>
 struct TypedKernels {
   // whole rows, whole columns
@@ -77,11 +77,9 @@ struct TypedKernels {
   void (*column_gradient)(const Columns& columns, const void* grad, const void* output, const Real* sum, void* result);
 };
 
-// All pairs of source and result, indexed by DType; null where the two do not go together.
+// Indexed by DType; null where the type is not computed in Real, or always goes through a tile.
 template <typename Real>
-struct Typed {
-  TypedKernels<Real> pair[4][4];
-};
+using Typed = std::array<TypedKernels<Real>, 4>;
 
 template <typename Real>
 struct Kernels {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "host/cpu/kernels.hpp"
@@ -138,7 +139,8 @@ class Launch {
         tiling_(make_tiling(problem, plan.vector, plan.regime)),
         kernels_(kernels<Real>()),
         tile_kernels_(kernels_.tile[static_cast<int>(problem.operation)]),
-        typed_(typed(problem.source, problem.result)),
+        direct_(problem.source == problem.result && typed(problem.source).row_forward != nullptr),
+        typed_(typed(direct_ ? problem.source : kReal)),
         addresses_(addresses),
         streamed_(is_streamed(problem)),
         threads_(problem.elements() < kSerialElements ? 1 : device.threads) {}
@@ -160,10 +162,13 @@ class Launch {
 
   bool forward() const { return problem_.direction == Direction::forward; }
   bool fused() const { return problem_.fused.any; }
+  bool copied() const { return fused() || !direct_; }  // to the tile, before or after
+  // Where the elements lie, as long as they are next to one another.
+  bool reads_in_place() const { return !fused() && (direct_ || problem_.source == kReal); }
+  bool writes_in_place() const { return !fused() && (direct_ || problem_.result == kReal); }
 
-  const TypedKernels<Real>& typed(DType source, DType result) const {
-    return kernels_.typed[static_cast<int>(problem_.operation)]
-        .pair[static_cast<int>(source)][static_cast<int>(result)];
+  const TypedKernels<Real>& typed(DType dtype) const {
+    return kernels_.typed[static_cast<int>(problem_.operation)][static_cast<std::size_t>(dtype)];
   }
 
   Range positions(std::int64_t tile) const {
@@ -191,7 +196,7 @@ class Launch {
 
   void whole(std::int64_t tile) const {
     if (tiling_.shape == Shape::packed) return whole_packed(positions(tile));
-    if (tiling_.shape == Shape::rows && fused()) return fused_rows(positions(tile));
+    if (tiling_.shape == Shape::rows && copied()) return copied_rows(positions(tile));
     if (tiling_.shape == Shape::rows) return whole_rows(positions(tile));
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const View view = open(tile, 0);
@@ -242,7 +247,7 @@ class Launch {
   void part_statistics(std::int64_t tile, std::int64_t part, Statistics* statistics) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     if (!forward()) std::fill_n(max, tiling_.period, Real(0));
-    if (tiling_.shape == Shape::rows && fused()) return fused_row_statistics(tile, part_of_dim(part), *statistics);
+    if (tiling_.shape == Shape::rows && copied()) return copied_row_statistics(tile, part_of_dim(part), *statistics);
     if (tiling_.shape == Shape::rows) {
       const Range dim = part_of_dim(part);
       const Offsets at = row_part(tile, dim);
@@ -266,7 +271,7 @@ class Launch {
   }
 
   void finish_part(std::int64_t tile, std::int64_t part, const Statistics* statistics) const {
-    if (tiling_.shape == Shape::rows && fused()) return finish_fused_row(tile, part_of_dim(part), *statistics);
+    if (tiling_.shape == Shape::rows && copied()) return finish_copied_row(tile, part_of_dim(part), *statistics);
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     for (std::int64_t i = 0, width = std::max(tiling_.width, tiling_.period); i < width; ++i) {
       max[i] = static_cast<Real>(statistics[i % tiling_.period].state.max);
@@ -293,7 +298,7 @@ class Launch {
         const bool unbounded = std::any_of(sum, sum + width, [](Real total) { return !std::isfinite(total); });
         mend_columns(part_of_dim(part), width, unbounded, [&](std::int64_t i) { return statistics[i].living; });
       }
-      if (tiling_.shape == Shape::columns) close(view, tile, part);
+      close(view, tile, part);
     });
   }
 
@@ -333,14 +338,14 @@ class Launch {
 
   // ---- columns
 
-  // Columns where they lie in memory, or, if they cannot be read there as vectors, copied to the tile.
+  // Columns where they lie in memory, or, if they cannot be read or written there as vectors, in the tile.
   struct View {
-    bool copied;
     const TypedKernels<Real>& kernels;
     Columns columns;
     const void* source;
     const void* grad;
     void* result;
+    void* stored = nullptr;  // where a slab's results go from the tile
     bool unbounded = false;  // of what is fused: its results may be NaN
   };
 
@@ -348,23 +353,37 @@ class Launch {
   template <typename Body>
   void for_views(std::int64_t tile, std::int64_t part, const Body& body) const {
     if (tiling_.shape == Shape::columns) return body(open(tile, part));
+    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Range dim = part_of_dim(part);
     const std::int64_t width = tiling_.width, size = dim.size() * tiling_.period, block = size / width * width;
     const Offsets at = row_part(tile, dim, tiling_.period);
+    const auto load = kernels_.load[static_cast<int>(problem_.source)];
     const auto view = [&](std::int64_t rows, std::int64_t columns, std::int64_t first) {
-      return View{false,
-                  typed_,
-                  {rows, columns, tiling_.period, width, {width, width, width}},
-                  source_at(at[kSource] + first),
-                  grad_at(at[kGrad] + first),
-                  result_at(at[kResult] + first)};
+      View view{kernels_of(true),
+                {rows, columns, tiling_.period, width, {width, width, width}},
+                source_at(at[kSource] + first),
+                grad_at(at[kGrad] + first),
+                result_at(at[kResult] + first)};
+      if (!reads_in_place()) {
+        const Window window{.columns = rows * columns};
+        load(view.source, window, forward() ? values : output);
+        if (!forward()) load(view.grad, window, values);
+        view.source = forward() ? values : output;
+        view.grad = values;
+      }
+      if (!writes_in_place()) view.stored = std::exchange(view.result, values);
+      body(view);
     };
-    if (block > 0) body(view(block / width, width, 0));
-    if (block < size) body(view(1, size - block, block));
+    if (block > 0) view(block / width, width, 0);
+    if (block < size) view(1, size - block, block);
   }
 
-  bool in_place(Range rows) const {
-    if (problem_.dim.rank > 1 || fused()) return false;
+  const TypedKernels<Real>& kernels_of(bool neighbours) const {
+    return neighbours && reads_in_place() && writes_in_place() ? typed_ : typed(kReal);
+  }
+
+  bool are_neighbours(Range rows) const {
+    if (problem_.dim.rank > 1) return false;
     const Offsets stride = last_strides(tiling_.positions.data(), tiling_.rank);
     const std::int64_t last_size = tiling_.positions[static_cast<std::size_t>(std::max(0, tiling_.rank - 1))].size;
     return stride[kSource] == 1 && stride[kResult] == 1 && (forward() || stride[kGrad] == 1) &&
@@ -374,29 +393,43 @@ class Launch {
   View open(std::int64_t tile, std::int64_t part) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Range rows = positions(tile), dim = part_of_dim(part);
-    if (in_place(rows)) {
-      const Offsets dim_stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
-      Offsets at{};
+    const bool neighbours = are_neighbours(rows);
+    const std::int64_t stride = tiling_.positions_per_tile;
+    View view{kernels_of(neighbours),
+              {dim.size(), rows.size(), rows.size(), stride, {stride, stride, stride}},
+              forward() ? values : output,
+              values,
+              values};
+    const Offsets dim_stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
+    Offsets at{};
+    if (neighbours)
       for_stretches(tiling_.positions.data(), tiling_.rank, rows,
                     [&](const Offsets& first, std::int64_t, std::int64_t) { at = first; });
-      for (int operand = 0; operand < kOperands; ++operand) at[operand] += dim.begin * dim_stride[operand];
-      const Columns columns{dim.size(), rows.size(), rows.size(), tiling_.positions_per_tile, dim_stride};
-      return {false, typed_, columns, source_at(at[kSource]), grad_at(at[kGrad]), result_at(at[kResult])};
+    const auto lies = [&](Operand operand) {
+      view.columns.stride[operand] = dim_stride[operand];
+      return at[operand] + dim.begin * dim_stride[operand];
+    };
+    if (neighbours && reads_in_place()) {
+      view.source = source_at(lies(kSource));
+      view.grad = grad_at(lies(kGrad));
+    } else {
+      load(addresses_.source, kSource, rows, dim, forward() ? values : output);
+      if (!forward()) load(addresses_.grad, kGrad, rows, dim, values);
     }
-    load(addresses_.source, kSource, rows, dim, forward() ? values : output);
-    if (!forward()) load(addresses_.grad, kGrad, rows, dim, values);
-    const bool unbounded = fused() && fuse_tile(rows, dim);
-    const std::int64_t stride = tiling_.positions_per_tile;
-    const Columns columns{dim.size(), rows.size(), rows.size(), stride, {stride, stride, stride}};
-    return {true, typed(kReal, kReal), columns, forward() ? values : output, values, values, unbounded};
+    if (neighbours && writes_in_place()) view.result = result_at(lies(kResult));
+    view.unbounded = fused() && fuse_tile(rows, dim);
+    return view;
   }
 
   void close(const View& view, std::int64_t tile, std::int64_t part) const {
-    if (!view.copied) return;
+    const Real* const values = Scratch<Real>::of_thread().tile;
+    if (view.result != values) return;
     const auto store = kernels_.store[static_cast<int>(problem_.result)];
+    if (tiling_.shape == Shape::slab)
+      return store(values, {.columns = view.columns.dim * view.columns.width}, view.stored);
     for_windows(kResult, positions(tile), part_of_dim(part),
                 [&](std::int64_t offset, const Window& window, std::int64_t at) {
-                  store(static_cast<const Real*>(view.result) + at, window, result_at(offset));
+                  store(values + at, window, result_at(offset));
                 });
   }
 
@@ -424,7 +457,7 @@ class Launch {
     });
   }
 
-  // ---- what is fused
+  // ---- what goes through the tile, and what is fused there
   // Tiles are filled with what the kernels would see if excluded elements were not there; `excluded` and the bias lie
   // as the tile does. What kernels cannot know is mended afterwards: what rows get of which nothing is left, and that
   // excluded elements of a row do not share its NaN.
@@ -468,7 +501,7 @@ class Launch {
     const auto window = [&](Operand operand) { return Window{rows, columns, step[operand], stride[operand], width}; };
     const auto at = [&](Operand operand) { return first[operand] + dim.begin * stride[operand]; };
     const auto load = kernels_.load[static_cast<int>(problem_.source)];
-    const bool padded = columns < width && rows > 1;
+    const bool padded = fused.any && columns < width && rows > 1;
     if (padded && !fused.mask) std::fill_n(excluded, size, 0);
     if (fused.mask) exclude(window(kMask), at(kMask), excluded);
     for (std::int64_t row = 0; padded && row < rows; ++row)
@@ -476,7 +509,7 @@ class Launch {
     if (fused.bias) add_bias(window(kBias), at(kBias), output);
     load(source_at(at(kSource)), window(kSource), forward() ? values : output);
     if (!forward()) load(grad_at(at(kGrad)), window(kGrad), values);
-    return fuse(size, fused.mask || padded ? excluded : nullptr);
+    return fused.any && fuse(size, fused.mask || padded ? excluded : nullptr);
   }
 
   // The first `size` elements of the tile, and of what lies as it does. Returns as load_rows and fuse_tile.
@@ -519,10 +552,12 @@ class Launch {
     return static_cast<std::byte*>(result) + index * size_of(problem_.result);
   }
 
-  // As many rows at a time as the first cache holds, or one where each ends at another element.
-  void fused_rows(Range rows) const {
+  // As many rows at a time as the first cache holds, or one where each ends at another element. Gradients may be read
+  // where they lie (forward, that is no copied row).
+  void copied_rows(Range rows) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
-    const TypedKernels<Real>& kernels = typed(kReal, problem_.result);
+    const TypedKernels<Real>& kernels = typed(kReal);
+    const auto store = kernels_.store[static_cast<int>(problem_.result)];
     const Group* groups = tiling_.positions.data();
     const std::int64_t lanes = kernels_.lanes, dim = tiling_.dim_size, width = (dim + lanes - 1) / lanes * lanes;
     const std::int64_t most = problem_.fused.causal ? 1 : std::max<std::int64_t>(1, kComfortable / width);
@@ -532,13 +567,23 @@ class Launch {
       for (std::int64_t count; left > 0; left -= count) {
         count = std::min(left, most);
         const std::int64_t end = reach(first);
-        const bool unbounded = end > 0 && load_rows(first, step, count, {0, end}, width);
-        for (std::int64_t row = 0; row < count; ++row) dead[static_cast<std::size_t>(row)] = !living(row * width, end);
+        const bool unbounded = end > 0 && !reads_in_place() && load_rows(first, step, count, {0, end}, width);
+        for (std::int64_t row = 0; row < count; ++row)
+          dead[static_cast<std::size_t>(row)] = fused() && !living(row * width, end);
         void* const result = result_at(first[kResult]);
-        if (end > 0 && forward())
-          kernels.row_forward({count, end, {width, 0, step[kResult]}}, values, values, result);
-        else if (end > 0)
-          kernels.row_backward({count, end, {width, width, step[kResult]}}, values, output, result);
+        if (end > 0) {
+          const bool narrowed = problem_.result != kReal;
+          void* const to = narrowed ? values : result;
+          const std::int64_t to_step = narrowed ? width : step[kResult];
+          if (forward())
+            kernels.row_forward({count, end, {width, width, to_step}}, values, narrowed ? output : values, to);
+          else if (reads_in_place())
+            kernels.row_backward({count, end, {step[kSource], step[kGrad], to_step}}, grad_at(first[kGrad]),
+                                 source_at(first[kSource]), to);
+          else
+            kernels.row_backward({count, end, {width, width, to_step}}, values, output, to);
+          if (narrowed) store(values, {count, end, step[kResult], 1, width}, result);
+        }
         for (std::int64_t row = 0; row < count; ++row) {
           void* const to = element(result, row * step[kResult]);
           if (unbounded) clear_excluded(excluded + row * width, to, end);
@@ -555,34 +600,35 @@ class Launch {
   // The part of a row that is not past the diagonal.
   Range reached(const Offsets& row, Range dim) const { return {dim.begin, std::min(dim.end, reach(row))}; }
 
-  void fused_row_statistics(std::int64_t row, Range dim, Statistics& statistics) const {
+  void copied_row_statistics(std::int64_t row, Range dim, Statistics& statistics) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const Offsets at = row_part(row, {0, 0});
     dim = reached(at, dim);
     if (dim.size() <= 0) return;
     load_rows(at, {}, 1, dim, dim.size());
     if (forward())
-      typed(kReal, kReal).row_statistics(dim.size(), values, packed, max, sum);
+      typed(kReal).row_statistics(dim.size(), values, packed, max, sum);
     else
-      typed(kReal, kReal).row_products(dim.size(), values, output, sum);
+      typed(kReal).row_products(dim.size(), values, output, sum);
     statistics.combine({{forward() ? max[0] : 0, sum[0]}, living(0, dim.size())});
   }
 
-  void finish_fused_row(std::int64_t row, Range dim, const Statistics& statistics) const {
+  void finish_copied_row(std::int64_t row, Range dim, const Statistics& statistics) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
-    const TypedKernels<Real>& kernels = typed(kReal, problem_.result);
+    const TypedKernels<Real>& kernels = typed(kReal);
     const Offsets at = row_part(row, {0, 0});
     const Range live = reached(at, dim);
     void* const result = element(result_at(at[kResult]), dim.begin);
     const auto largest = static_cast<Real>(statistics.state.max), total = static_cast<Real>(statistics.state.sum);
-    if (!statistics.living) return fill(result, problem_.result, dim.size(), dead_row());
+    if (fused() && !statistics.living) return fill(result, problem_.result, dim.size(), dead_row());
     const std::int64_t count = std::max<std::int64_t>(live.size(), 0);
     if (count > 0) {
       load_rows(at, {}, 1, live, count);
       if (forward())
-        kernels.row_finish(count, values, largest, total, result);
+        kernels.row_finish(count, values, largest, total, values);
       else
-        kernels.row_gradient({.dim = count}, values, output, total, result);
+        kernels.row_gradient({.dim = count}, values, output, total, values);
+      kernels_.store[static_cast<int>(problem_.result)](values, {.columns = count}, result);
       if (!std::isfinite(total)) clear_excluded(excluded, result, count);
     }
     fill(element(result, count), problem_.result, dim.size() - count, nothing());
@@ -657,6 +703,7 @@ class Launch {
   const Tiling tiling_;
   const Kernels<Real>& kernels_;
   const TileKernels<Real>& tile_kernels_;
+  const bool direct_;  // there are kernels that read and write the types of the problem
   const TypedKernels<Real>& typed_;
   const Addresses addresses_;
   const bool streamed_;
