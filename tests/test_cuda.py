@@ -8,7 +8,7 @@ import ndsoftmax
 import oracle
 import pytest
 import torch
-from oracle import assert_forward, errors
+from oracle import assert_close, assert_forward, errors
 from strategies import DEVICES, numbers
 
 pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU and a build with CUDA")
@@ -148,12 +148,28 @@ def test_a_shared_row_takes_less_than_a_mebibyte_of_workspace() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @every_shape
 def test_runs_where_the_tensor_is(shape: tuple[int, ...], dim: int) -> None:
-    x = normal(shape).to("cuda:1")
-    y = ndsoftmax.softmax(x, dim)
-    assert (y.device, torch.cuda.current_device()) == (x.device, 0)
+    x, grad = normal(shape, 1), normal(shape, 2)
+    there = torch.zeros(shape, device="cuda:1", requires_grad=True)
+    grad_there = torch.zeros(shape, device="cuda:1")
+    torch.cuda.synchronize(1)
+    with torch.cuda.device(1):
+        torch.cuda._sleep(100_000_000)
+    with torch.no_grad():  # (kernels on another device or stream would see zeros)
+        there.copy_(x)
+        grad_there.copy_(grad)
+    y = ndsoftmax.softmax(there, dim)
+    (got,) = torch.autograd.grad(y, there, grad_there)
+    with ndsoftmax.enable():
+        z = torch.softmax(there.detach(), dim)
+    assert (y.device, got.device, torch.cuda.current_device()) == (there.device, there.device, 0)
+    # (torch itself gets the oracle's ulp() wrong on a device that is not current, when that is still busy)
+    y, got, z = y.detach().to("cuda:0"), got.to("cuda:0"), z.to("cuda:0")
+    assert torch.equal(z, y)
     assert_forward(y, x, dim, log=False)
+    exact = oracle.backward(grad, y, dim, log=False)
+    assert_close(got, exact, oracle.magnitude(grad, y, dim, log=False))
     with pytest.raises(RuntimeError, match="device"):
-        ndsoftmax.softmax(x, dim, out=torch.empty(shape, device="cuda:0"))
+        ndsoftmax.softmax(there.detach(), dim, out=torch.empty(shape, device="cuda:0"))
 
 
 def test_an_index_names_the_device() -> None:
