@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracle import assert_close, assert_forward, errors
 from strategies import DEVICES, numbers
+from torch import Tensor
 
 pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU and a build with CUDA")
 
@@ -63,14 +64,29 @@ def test_so_many_rows_that_they_are_staged(dim: int, dtype: torch.dtype, log: bo
         asynchronous = ndsoftmax._C.device("cuda").compute_capability >= 80
         tiny = dim * dtype.itemsize < 16
         assert ndsoftmax.explain(x).staged == (dtype != torch.float64 and (asynchronous or tiny))
+    assert_forward_and_backward(x, log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [165_001, 170_000, 200_064])
+def test_rows_so_wide_that_the_next_arrives_meanwhile(dim: int, dtype: torch.dtype, log: bool) -> None:
+    for rows, offset in ((67, 0), (97, 1)):  # at least so many that clusters have several each
+        x = normal((rows * dim + offset,))[offset:].to(dtype).view(rows, dim).requires_grad_()
+        if ndsoftmax._C.device("cuda").compute_capability == 90:
+            assert ndsoftmax.explain(x, backward=True).staged
+        assert_forward_and_backward(x, log=log)
+
+
+def assert_forward_and_backward(x: Tensor, *, log: bool) -> None:
     y = (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x)
     assert_forward(y.detach(), x.detach(), 1, log=log)
-    grad = numbers(x.numel(), 1, device="cuda").view(x.shape).to(dtype)
+    grad = numbers(x.numel(), 1, device="cuda").view(x.shape).to(x.dtype)
     y.backward(grad)
     exact = oracle.backward(grad, y.detach(), 1, log=log)
-    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    allowed = torch.finfo(dtype).eps * exact.abs() + 64 * eps * grad.double().abs().sum(1, keepdim=True)
-    assert ((x.grad.double() - exact).abs() <= allowed + torch.finfo(dtype).smallest_normal).all()
+    eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    allowed = torch.finfo(x.dtype).eps * exact.abs() + 64 * eps * grad.double().abs().sum(1, keepdim=True)
+    assert ((x.grad.double() - exact).abs() <= allowed + torch.finfo(x.dtype).smallest_normal).all()
 
 
 @every_shape

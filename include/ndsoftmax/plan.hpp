@@ -40,7 +40,8 @@ Regime regime_from(std::string_view name, std::string_view given_for);
 
 struct Plan {
   Regime regime = Regime::warp;
-  bool staged = false;  // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors
+  bool staged = false;  // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors;
+                        // cluster: rows stay there
   bool ragged = false;  // rows begin or end within a vector
   int log2_dim = 0;     // warp, not staged: of the row, rounded up to a power of two
   int vector = 1;       // elements moved by one access; strided: columns that a thread works on at once

@@ -64,7 +64,8 @@ class Explanation:
     vector, items, threads_per_row, grid, block, cluster, splits, staged, shared_bytes, workspace_bytes
         The shape of the launch, and the memory that it takes.
     registers : int or None
-        32-bit registers in which a GPU's thread holds elements; what the compiler needs beside them is not known here.
+        32-bit registers in which a GPU's thread holds elements, 0 where those stay in shared memory; what the compiler
+        needs beside them is not known here.
     bytes : int
         Bytes that must move: each tensor of the call once.
     bandwidth : float or None
@@ -111,8 +112,9 @@ class Explanation:
         if self.registers is None:
             lines["work"] = f"{_count(self.grid, 'task')}, vectors of {self.vector}"
         else:
+            place = _count(self.registers, "register") if self.registers else "shared memory"
             lines["thread"] = (
-                f"{self.items} × {self.vector} elements of a {each} in {_count(self.registers, 'register')}, "
+                f"{self.items} × {self.vector} elements of a {each} in {place}, "
                 f"{_count(self.threads_per_row, 'thread')} a {each}"
             )
             lines["grid"] = f"{_count(self.grid, 'block')} × {_count(self.block, 'thread')}" + (
@@ -240,6 +242,8 @@ def explain(
     moved = math.ceil(described.numel() * sources * _reached(described.shape, as_causal(causal)))
     moved += described.numel() * result.itemsize + _stored_bytes(mask) + _stored_bytes(bias)
     registers = plan.items * (2 if backward else 1) * math.ceil(plan.vector * source.itemsize / 4)
+    if plan.regime == "cluster" and plan.staged:
+        registers = 0
     planned = {one.name: getattr(plan, one.name) for one in fields(Explanation) if hasattr(plan, one.name)}
     if forced and described.numel():
         planned["why"] = "the environment variable NDSOFTMAX_REGIME forces it"

@@ -70,17 +70,26 @@ __device__ __forceinline__ int cluster_size() {
 #endif
 }
 
-// Counts what the blocks of a cluster send into this block's shared memory (sm_90), once in a kernel. All threads call
-// open() and, after await_cluster(), wait(); between them each block sends to all, itself included.
+// Counts bytes that arrive in this block's shared memory (sm_90): what the blocks of a cluster send each other, or what
+// is copied in bulk. It may be used again and again: each time is a phase, of alternating parity. What blocks send each
+// other once in a kernel: all threads call open() and, after await_cluster(), wait(); between them each block sends to
+// all, itself included.
 class ArrivalBarrier {
  public:
+  // One thread calls it, before all others are told.
+  __device__ __forceinline__ void init() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&state_)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
   // Says to the cluster that this block runs and can be sent to.
   __device__ __forceinline__ void open() {
+    if (threadIdx.x == 0) init();
+    arrive_cluster();
+  }
+  __device__ __forceinline__ static void arrive_cluster() {
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&state_)) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
   }
@@ -114,20 +123,44 @@ class ArrivalBarrier {
     }
 #endif
   }
-  // Until `bytes` have arrived, of which some, or all, may have before this is told how many.
-  __device__ __forceinline__ void wait(unsigned bytes) {
+  // One thread says that the phase is complete once so many bytes have arrived; some, or all, may have before.
+  __device__ __forceinline__ void expect(unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0)
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state_)), "r"(bytes)
-                   : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state_)), "r"(bytes)
+                 : "memory");
+#endif
+  }
+  // Until the phase of this parity is complete; the first has 0.
+  __device__ __forceinline__ void await(unsigned parity) const {
+#if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
         "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
-        "}" ::"r"(shared_address(&state_))
+        "}" ::"r"(shared_address(&state_)),
+        "r"(parity)
         : "memory");
+#endif
+  }
+  __device__ __forceinline__ void wait(unsigned bytes) {
+    if (threadIdx.x == 0) expect(bytes);
+    await(0);
+  }
+  // Copies `bytes`, a multiple of 16, from global to shared memory, both aligned to 16; this barrier counts them.
+  __device__ __forceinline__ void copy(void* to, const void* from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&state_))
+                 : "memory");
+#endif
+  }
+  // What this thread has stored in shared memory comes before copies that are issued after a barrier of the block.
+  __device__ __forceinline__ static void stored() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
   }
 
@@ -163,22 +196,38 @@ inline int cluster_size() { return static_cast<int>(::emulator::cluster_size());
 
 class ArrivalBarrier {
  public:
+  void init() { arrived_ = expected_ = phases_ = 0; }
   void open() {
-    if (threadIdx.x == 0) arrived_ = 0;
-    cooperative_groups::this_cluster().barrier_arrive();
+    if (threadIdx.x == 0) init();
+    arrive_cluster();
   }
+  static void arrive_cluster() { cooperative_groups::this_cluster().barrier_arrive(); }
   static void await_cluster() { cooperative_groups::this_cluster().barrier_wait(); }
   template <typename T>
   void send(const T& value, T* slot, int rank) {
     *static_cast<T*>(::emulator::map_to_rank(slot, rank)) = value;
     static_cast<ArrivalBarrier*>(::emulator::map_to_rank(this, rank))->arrived_ += sizeof(T);
   }
-  void wait(unsigned bytes) {
-    ::emulator::wait_until([&] { return arrived_ == bytes; });
+  void expect(unsigned bytes) {
+    expected_ += bytes;
+    ++phases_;
   }
+  void await(unsigned parity) const {
+    ::emulator::wait_until([&] { return (phases_ - (arrived_ < expected_ ? 1 : 0)) % 2 != parity; });
+  }
+  void wait(unsigned bytes) {
+    if (threadIdx.x == 0) expect(bytes);
+    await(0);
+  }
+  void copy(void* to, const void* from, unsigned bytes) {
+    std::memcpy(__builtin_assume_aligned(to, 16), __builtin_assume_aligned(from, 16), bytes);
+    arrived_ += bytes;
+  }
+  static void stored() {}
 
  private:
   std::atomic<unsigned> arrived_;
+  unsigned expected_, phases_;  // of all phases that were begun; their number
 };
 
 inline void await_kernel_before() {}

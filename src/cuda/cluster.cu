@@ -1,9 +1,10 @@
-// Cluster regime (sm_90 and later): contiguous rows that a cluster of blocks holds in registers. Several small blocks
+// Cluster regime (sm_90 and later): contiguous rows that a cluster of blocks holds. In registers: several small blocks
 // of different clusters share a multiprocessor, so that some load while others exponentiate and store, which one large
 // block would do in turns. Thread t of block b is thread b * block + t of the row; otherwise this is the block regime.
-// Each block sends the state of its part into the shared memory of all others. A barrier of the cluster would do the
-// same, but as a release and acquire at the scope of the GPU, which takes about as long as loading does; there is one
-// only at the start, hidden behind the loads. Each element is read once and written once.
+// Or, the widest rows of backward, in shared memory: see cluster_gradients. Each block sends the state of its part into
+// the shared memory of all others. A barrier of the cluster would do the same, but as a release and acquire at the
+// scope of the GPU, which takes about as long as loading does; there is one only at the start, hidden behind the loads.
+// Each element is read once and written once.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
@@ -15,6 +16,17 @@ template <typename State>
 struct Meeting {
   ArrivalBarrier complete;
   Shared<State, kWarp> states;
+
+  __device__ __forceinline__ void send(const State& held, int rank, int blocks) {
+    __shared__ Shared<State, kWarp> warps;
+    const State block = combine_warps(held, warps.get());
+    const int thread = threadIdx.x;
+    if (thread < blocks) complete.send(block, states.get() + rank, thread);
+  }
+  __device__ __forceinline__ State combined(int blocks) {
+    const int lane = threadIdx.x % kWarp;
+    return Lanes{}.combine(lane < blocks ? states.get()[lane] : State{});
+  }
 };
 
 template <typename State>
@@ -24,20 +36,12 @@ struct ClusterExchange {
   Meeting<State>& meeting;
   int rank, blocks;
 
-  __device__ __forceinline__ ClusterExchange(Meeting<State>& meeting, int rank, int blocks)
-      : meeting(meeting), rank(rank), blocks(blocks) {
-    meeting.complete.open();
-  }
-
   template <typename Operation>
   __device__ __forceinline__ auto finish(const Operation& operation, const State& held) const {
-    __shared__ Shared<State, kWarp> warps;
-    const State block = combine_warps(held, warps.get());
-    const int thread = threadIdx.x, lane = thread % kWarp;
     ArrivalBarrier::await_cluster();
-    if (thread < blocks) meeting.complete.send(block, meeting.states.get() + rank, thread);
+    meeting.send(held, rank, blocks);
     meeting.complete.wait(blocks * sizeof(State));
-    return operation.finish(held, Lanes{}.combine(lane < blocks ? meeting.states.get()[lane] : State{}));
+    return operation.finish(held, meeting.combined(blocks));
   }
 };
 
@@ -47,11 +51,169 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     __shared__ Meeting<typename Operation::State> meeting;
     const std::int64_t block = arguments.first_block + blockIdx.x;
     const int blocks = cluster_size(), rank = static_cast<int>(block % blocks);
-    const ClusterExchange<typename Operation::State> exchange(meeting, rank, blocks);
+    meeting.complete.open();
     await_kernel_before();
     let_next_kernel_begin();
     hold_rows<Row<Operation, int>, kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x,
-                                                rank * blockDim.x + threadIdx.x, Lanes{}, exchange);
+                                                rank * blockDim.x + threadIdx.x, Lanes{},
+                                                ClusterExchange<typename Operation::State>{meeting, rank, blocks});
+  } else {
+    never_launched();
+  }
+}
+
+// A block's parts of its cluster's rows, which arrive in shared memory one after the other, each in the place of the
+// last but one. Rows are counted by turns.
+template <typename Operation>
+class Parts {
+ public:
+  using RowOf = Row<Operation, int>;
+  using Source = typename Operation::Source;
+  static constexpr int kVector = RowOf::kVector;
+
+  __device__ __forceinline__ Parts(const RowArguments<Operation>& arguments, ArrivalBarrier* arrived, int rank)
+      : dim_(static_cast<int>(arguments.dim)),
+        size_(static_cast<int>(blockDim.x) * arguments.live * kVector),
+        arrived_(arrived),
+        rank_(rank) {}
+
+  // Begins to copy a part to where nobody reads any more. One thread calls.
+  __device__ __forceinline__ void fetch(const RowOf& row, int turn) const {
+    const int from = begin(row), vectors = work::vectors_in_row(dim_, kVector, row.phase());
+    Source *const output = at(turn), *const grad = output + size_;
+    int first = 0, end = min(max(vectors * kVector - rank_ * size_, 0), size_);
+    const auto element_by_element = [&](int first) {
+      for (int i = first; i < first + kVector; ++i) {
+        if (from + i < 0 || from + i >= dim_) continue;
+        output[i] = row.source()[from + i];
+        grad[i] = row.grad()[from + i];
+      }
+      ArrivalBarrier::stored();
+    };
+    if (!row.vectors_only()) {  // the first row or the last, where vectors would reach out of the tensor
+      if (from < 0) element_by_element(first), first += kVector;
+      if (end > first && from + end > dim_) end -= kVector, element_by_element(end);
+    }
+    ArrivalBarrier& arrived = arrived_[turn % tuning::kClusterSlots];
+    const unsigned bytes = end > first ? (end - first) * sizeof(Source) : 0;
+    arrived.expect(2 * bytes);
+    if (bytes == 0) return;
+    arrived.copy(output + first, row.source() + from + first, bytes);
+    arrived.copy(grad + first, row.grad() + from + first, bytes);
+  }
+
+  __device__ __forceinline__ void await(int turn) const {
+    arrived_[turn % tuning::kClusterSlots].await(turn / tuning::kClusterSlots % 2);
+  }
+
+  // Calls visit(element of the row, its raw vectors) for this thread's, which are blockDim.x apart: some at a time, as
+  // an array, where they lie within the row, elsewhere one.
+  template <typename Visit>
+  __device__ __forceinline__ void for_vectors(const RowOf& row, int turn, const Visit& visit) const {
+    const int step = static_cast<int>(blockDim.x) * kVector;
+    const Source *from = at(turn) + threadIdx.x * kVector, *const end = at(turn) + size_;
+    int element = begin(row) + static_cast<int>(threadIdx.x) * kVector;
+    const auto visit_some = [&]<int kCount>(std::integral_constant<int, kCount>) {
+      typename RowOf::Raw raw[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        raw[i].source = Vec<Source, kVector>::load(from + i * step);
+        raw[i].grad = Vec<Source, kVector>::load(from + i * step + size_);
+      }
+      if constexpr (kCount == 1) row.resolve(raw[0], element);
+      visit(element, raw);
+      from += kCount * step;
+      element += kCount * step;
+    };
+    constexpr int kSome = tuning::kClusterRowsVectors;
+#pragma unroll 1
+    while (from + (kSome - 1) * step < end && element >= 0 && element + (kSome - 1) * step + kVector <= dim_)
+      visit_some(std::integral_constant<int, kSome>{});
+#pragma unroll 1
+    while (from < end && element < dim_) visit_some(std::integral_constant<int, 1>{});
+  }
+
+ private:
+  __device__ __forceinline__ int begin(const RowOf& row) const { return rank_ * size_ - row.phase(); }
+  __device__ __forceinline__ Source* at(int turn) const {
+    return reinterpret_cast<Source*>(dynamic_shared_memory()) + turn % tuning::kClusterSlots * 2 * size_;
+  }
+
+  const int dim_, size_;  // elements of a row, and of a part
+  ArrivalBarrier* const arrived_;
+  const int rank_;
+};
+
+// The widest rows of backward: of the clusters that would hold their two operands in registers a GPC has room for too
+// few. Clusters stay, and their rows arrive in shared memory, the next one while one is computed there. Thread t of
+// block b has vectors t, t + block, … of part b of each row. (Forward gains little by it: exponentials would be stored
+// to shared memory and read again, or computed twice.)
+template <typename Operation>
+__global__ void __launch_bounds__(tuning::kMaxBlock, 1)
+    cluster_gradients(const __grid_constant__ RowArguments<Operation> arguments) {
+  if constexpr (kHasClusters) {
+    using State = typename Operation::State;
+    using Term = typename Operation::Term;
+    using RowOf = Row<Operation, int>;
+    constexpr int kVector = RowOf::kVector;
+    __shared__ ArrivalBarrier arrived[tuning::kClusterSlots];
+    __shared__ Meeting<State> meetings[2];  // used in turns: some thread may still read the states of the row before
+    const Operation operation = arguments.fusing.operation;
+    const int blocks = cluster_size(), rank = static_cast<int>(blockIdx.x) % blocks;
+    const int first = static_cast<int>(blockIdx.x) / blocks, step = static_cast<int>(gridDim.x) / blocks;
+    const int turns = (static_cast<int>(arguments.rows) - first + step - 1) / step;
+    const int apart = static_cast<int>(blockDim.x) * kVector;
+    const Parts<Operation> parts(arguments, arrived, rank);
+    const auto row_of = [&](int turn) { return RowOf(arguments, first + turn * step); };
+
+    if (threadIdx.x == 0) {
+      for (ArrivalBarrier& barrier : arrived) barrier.init();
+      for (Meeting<State>& meeting : meetings) {
+        meeting.complete.init();
+        meeting.complete.expect(blocks * sizeof(State));
+      }
+    }
+    ArrivalBarrier::arrive_cluster();
+    await_kernel_before();
+    let_next_kernel_begin();
+    if (threadIdx.x == 0) parts.fetch(row_of(0), 0);
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
+      __syncthreads();  // the row before has been written: its place is free
+      if (threadIdx.x == 0 && turn + 1 < turns) parts.fetch(row_of(turn + 1), turn + 1);
+      const RowOf row = row_of(turn);
+      State held;
+      parts.await(turn);
+      parts.for_vectors(row, turn, [&]<int kCount>(int, const typename RowOf::Raw(&raw)[kCount]) {
+        Term terms[kCount * kVector];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) row.terms(raw[i], 0, terms + i * kVector);
+        operation.template add<kCount * kVector>(held, terms);
+      });
+      operation.total(held, Lanes{});
+
+      Meeting<State>& meeting = meetings[turn % 2];
+      if (turn == 0) ArrivalBarrier::await_cluster();
+      meeting.send(held, rank, blocks);
+      meeting.complete.await(turn / 2 % 2);
+      // before this block sends to the next meeting, without which none sends to this one again
+      if (threadIdx.x == 0 && turn + 2 < turns) meeting.complete.expect(blocks * sizeof(State));
+      const auto finish = settled<Operation>(operation.finish(held, meeting.combined(blocks)), arguments.fusing);
+      operation.with_log([&](auto log) {
+        parts.for_vectors(row, turn, [&]<int kCount>(int element, const typename RowOf::Raw(&raw)[kCount]) {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) {
+            Term terms[kVector];
+            row.terms(raw[i], 0, terms);
+            const auto value = [&](int k) { return finish(terms[k], log); };
+            if constexpr (kCount > 1)
+              row.store_whole(element + i * apart, value);
+            else
+              row.store(element, value);
+          }
+        });
+      });
+    }
   } else {
     never_launched();
   }
@@ -68,6 +230,9 @@ int compiled_compute_capability() {
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
+    if constexpr (tuning::has_cluster_gradients(sizeof(typename Operation::Source), Operation::kDirection,
+                                                Operation::kFused))
+      if (plan.staged) return launch_grid<cluster_gradients<Operation>>(arguments, plan, pointers, stream);
     visit_held<Operation>(
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });
   });

@@ -187,6 +187,9 @@ class Row {
   }
 
   __device__ __forceinline__ int phase() const { return kMayBeRagged ? phase_ : 0; }
+  __device__ __forceinline__ bool vectors_only() const { return vectors_only_; }
+  __device__ __forceinline__ const Source* source() const { return source_; }
+  __device__ __forceinline__ const Source* grad() const { return grad_; }
   // Elements up to the diagonal.
   __device__ __forceinline__ Index reach() const {
     if constexpr (Operation::kFused)
@@ -260,6 +263,11 @@ class Row {
     }
   }
 
+  // A vector that lies within the row.
+  template <typename Values>
+  __device__ __forceinline__ void store_whole(Index first, const Values& value) const {
+    Vec<Result, kVector>::narrowed(value).store(result_ + first);
+  }
   template <typename Values>
   __device__ __forceinline__ void store(Index first, const Values& value) const {
     if (first >= dim_) return;

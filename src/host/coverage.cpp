@@ -59,6 +59,16 @@ void walk_held_rows(const Problem& problem, const Plan& plan, Counts& counts) {
       }
 }
 
+// Each cluster has every so manieth row, each of its blocks a part of that.
+void walk_cluster_gradients(const Problem& problem, const Plan& plan, Counts& counts) {
+  for (std::int64_t row = 0; row < problem.outer.size; ++row)
+    for (std::int64_t item = 0; item < std::int64_t{plan.cluster} * plan.items; ++item)
+      for (int thread = 0; thread < plan.block; ++thread)
+        counts.row_elements(
+            row, work::first_element<std::int64_t>(item, plan.block, thread, plan.vector, phase_of(problem, plan, row)),
+            plan.vector);
+}
+
 void walk_staged_rows(const Problem& problem, const Plan& plan, Counts& counts) {
   const int teams = plan.block / plan.threads_per_row;
   for (std::int64_t block = 0; block < plan.grid; ++block)
@@ -161,7 +171,9 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
     case Regime::warp:
     case Regime::block:
     case Regime::cluster:
-      if (plan.staged && plan.vector > tuning::staged_word(size_of(problem.source)))
+      if (plan.staged && plan.regime == Regime::cluster)
+        walk_cluster_gradients(problem, plan, counts);
+      else if (plan.staged && plan.vector > tuning::staged_word(size_of(problem.source)))
         walk_tiny_rows(problem, plan, counts);
       else if (plan.staged)
         walk_staged_rows(problem, plan, counts);

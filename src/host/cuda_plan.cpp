@@ -239,7 +239,34 @@ std::int64_t resident_rows(const Rows& rows, int cluster) {
   return blocks == 1 ? resident : 2 * resident;
 }
 
-Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
+int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
+std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp) * kWarp; }
+
+// Clusters that stay: of the fewest blocks, two a multiprocessor where possible, that have room for two rows.
+std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& rows, const Device& device,
+                                           const tuning::Architecture& architecture) {
+  if (!tuning::has_cluster_gradients(size_of(problem.source), problem.direction, problem.fused.any)) return {};
+  for (const int resident : {2, 1})
+    for (int cluster = 2; cluster <= architecture.max_cluster; cluster *= 2) {
+      Plan plan = row_plan(Regime::cluster, rows, std::int64_t{cluster} * tuning::kMaxBlock / resident);
+      plan.staged = true;
+      plan.cluster = cluster;
+      plan.block = static_cast<int>(whole_warps(divide_up(rows.vectors, std::int64_t{cluster} * plan.items)));
+      plan.threads_per_row = cluster * plan.block;
+      const std::int64_t part_bytes = std::int64_t{plan.block} * plan.items * tuning::kVectorBytes;
+      const std::int64_t shared_bytes = tuning::kClusterSlots * sources_of(problem) * part_bytes;
+      if (shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block / resident)) continue;
+      plan.shared_bytes = static_cast<int>(shared_bytes);
+      const int clusters = resident * std::max(tuning::resident_clusters(device.multiprocessors, cluster), 1);
+      plan.grid = std::min<std::int64_t>(rows.count, clusters) * cluster;
+      plan.why = "a row fits in the shared memory of a cluster of blocks, where the next one arrives meanwhile";
+      return plan;
+    }
+  return {};
+}
+
+Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& device,
+                    const tuning::Architecture& architecture) {
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
   int cluster = 2;
   std::int64_t threads;  // of a block
@@ -261,6 +288,8 @@ Offer offer_cluster(const Rows& rows, const Device& device, const tuning::Archit
       ++cluster;
     if (cluster > tuning::kGpc / 2) cluster = tuning::kGpc;  // a GPC has no room for two: one may have all of it
     threads = threads_to_hold(rows, cluster);
+    if (tuning::fills_badly(cluster, static_cast<int>(threads)))
+      if (const auto plan = cluster_gradients_plan(problem, rows, device, architecture)) return {plan};
   }
   if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
   Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
@@ -372,8 +401,6 @@ bool results_go_back(const Problem& problem) {
   return true;
 }
 
-int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
-
 // Whether what is fused can be applied to what is held, in its place: 16 bits have no room for more than a mask.
 bool fuses_in_place(const Problem& problem) {
   const Fused& fused = problem.fused;
@@ -398,8 +425,6 @@ bool slabs_are_vectors(const Problem& problem, int vector) {
   }
   return true;
 }
-
-std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp) * kWarp; }
 
 // Vectors of columns in registers, of which a thread has every along'th element of dim.
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
@@ -691,7 +716,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (!rows.alike) return {{}, "the tensors' rows are misaligned differently"};
   switch (regime) {
     case Regime::block: return offer_block(rows, device, tuning::kMaxBlock);
-    case Regime::cluster: return offer_cluster(rows, device, architecture);
+    case Regime::cluster: return offer_cluster(problem, rows, device, architecture);
     case Regime::online: return offer_online(problem, rows);
     default: return offer_split(problem, rows, device);
   }
@@ -792,7 +817,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
       return *block.plan;
     if (few && rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes)
       return *offer_split(problem, rows, device).plan;
-    if (const Offer cluster = offer_cluster(rows, device, architecture); cluster.plan) return *cluster.plan;
+    if (const Offer cluster = offer_cluster(problem, rows, device, architecture); cluster.plan) return *cluster.plan;
   } else if (const Offer block = offer_block(rows, device, architecture.block_threads); block.plan) {
     return *block.plan;
   }

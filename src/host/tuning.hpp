@@ -212,6 +212,26 @@ inline constexpr int kClusterLeastThreads = 96;  // smaller blocks spend their t
 inline constexpr int kClusterFill = 92;          // per cent of the rows of the best size: rather smaller clusters
 inline constexpr std::int64_t kClusterFewBytes = 1 << 20;  // of a row alone: wider ones need all multiprocessors
 
+// Where a row of backward takes the registers of a whole GPC, and its blocks leave a tenth of the threads without work,
+// or where a multiprocessor has but one block, which loads and computes in turns, shared memory does better: the next
+// row arrives there while one is computed.
+constexpr bool has_cluster_gradients(int source_bytes, Direction direction, bool fused) {
+  return source_bytes < 8 && direction == Direction::backward && !fused;
+}
+constexpr bool fills_badly(int cluster, int threads) {
+  const int blocks = kMaxBlock / threads;
+  return blocks <= 1 || (cluster == kGpc && 10 * blocks * threads < 9 * kMaxBlock);
+}
+inline constexpr int kClusterSlots = 2;        // rows that shared memory has room for
+inline constexpr int kClusterRowsVectors = 2;  // of each operand, that a thread takes from there at once
+// Clusters that find room at once where a multiprocessor takes one block, at least. A GPC has up to 18 multiprocessors,
+// of which clusters can count on kGpc.
+constexpr int resident_clusters(int multiprocessors, int cluster) {
+  constexpr int kLargestGpc = 18;
+  const int rest = multiprocessors % kLargestGpc;
+  return multiprocessors / kLargestGpc * (kGpc / cluster) + rest / cluster;
+}
+
 constexpr const Architecture& architecture(int compute_capability) {
   for (const Architecture& entry : kArchitectures)
     if (compute_capability >= entry.from_compute_capability) return entry;

@@ -84,6 +84,20 @@ int main() {
     CHECK(cluster <= 8 || cluster == 16);
   }
 
+  // the widest rows of backward, of clusters that stay: fewer clusters than rows, and rows that begin anywhere
+  Device hopper = gpu(90);
+  hopper.multiprocessors = 16;
+  hopper.shared_bytes_per_block = 227 << 10;
+  for (const std::int64_t dim : {165000, 170001, 200064}) {
+    const std::vector<std::int64_t> sizes{18, dim}, strides{dim, 1}, last{1};
+    const TensorView tensor{nullptr, DType::float32, 2, sizes.data(), strides.data()};
+    const Problem rows = make_problem(Operation::softmax, tensor, &tensor, tensor, last);
+    const Plan here = plan(rows, hopper);
+    CHECK(here.regime == Regime::cluster && here.staged && here.grid / here.cluster < 18);
+    CHECK(here.shared_bytes <= hopper.shared_bytes_per_block);
+    CHECK(covers(rows, here));
+  }
+
   CHECK_THROWS(std::invalid_argument, plan(problem(1, 2000, 1), gpu(90), Regime::warp));
   CHECK_THROWS(std::invalid_argument, plan(problem(1, 2000, 1), gpu(80), Regime::cluster));
   CHECK_THROWS(std::invalid_argument, plan(problem(1, 20, 4), gpu(90), Regime::block));

@@ -26,7 +26,7 @@
 namespace emulator {
 
 struct Fiber {
-  unsigned thread, block, block_size;
+  unsigned thread, block, block_size, grid_size;
 };
 Fiber& current();  // the thread that is running
 
@@ -62,6 +62,7 @@ void run(const cudaLaunchConfig_t& config, void (*body)(void*), void* context);
 inline constexpr emulator::Index<&emulator::Fiber::thread> threadIdx{};
 inline constexpr emulator::Index<&emulator::Fiber::block> blockIdx{};
 inline constexpr emulator::Index<&emulator::Fiber::block_size> blockDim{};
+inline constexpr emulator::Index<&emulator::Fiber::grid_size> gridDim{};
 
 inline void __syncthreads() { ::emulator::sync_block(); }
 

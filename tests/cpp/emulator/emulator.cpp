@@ -107,7 +107,7 @@ void run_block(const cudaLaunchConfig_t& config, Cluster& cluster, unsigned inde
                void* context) {
   const unsigned threads = config.blockDim.x;
   Block here;
-  here.fibers.resize(threads, Fiber{0, index, threads});
+  here.fibers.resize(threads, Fiber{0, index, threads, config.gridDim.x});
   here.contexts.resize(threads);
   here.jumps.resize(threads);
   here.finished.resize(threads);
