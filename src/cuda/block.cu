@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArgument
 void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
-    visit_held<Operation>(
+    visit_held<Operation, kMostHeldVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<block_row<Operation, vectors>>(arguments, plan, pointers, stream); });
   });
 }

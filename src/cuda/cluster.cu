@@ -233,7 +233,7 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
     if constexpr (tuning::has_cluster_gradients(sizeof(typename Operation::Source), Operation::kDirection,
                                                 Operation::kFused))
       if (plan.staged) return launch_grid<cluster_gradients<Operation>>(arguments, plan, pointers, stream);
-    visit_held<Operation>(
+    visit_held<Operation, kMostClusterVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });
   });
 }

@@ -53,6 +53,12 @@ inline constexpr int kHeldOperands = tuning::held_operands(Operation::kDirection
 template <typename Operation>
 inline constexpr int kHeldVectors =
     tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+template <typename Operation>
+inline constexpr int kMostHeldVectors =
+    tuning::most_held_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+template <typename Operation>
+inline constexpr int kMostClusterVectors =
+    tuning::most_cluster_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
 
 // Of an element, or of the first element of a row, from the start of each operand.
 template <int kCount>

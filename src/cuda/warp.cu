@@ -9,7 +9,7 @@
 namespace ndsoftmax::cuda {
 namespace {
 
-template <typename Operation, int kVector, int kLog2Dim>
+template <typename Operation, int kVector, int kLog2Dim, int kVectors>
 __device__ __forceinline__ void hold_warp_rows(const RowArguments<Operation>& arguments) {
   constexpr tuning::WarpLayout kLayout = tuning::warp_layout(kLog2Dim, kVector);
   constexpr int kGroups = tuning::kWarpBlock / kLayout.lanes;
@@ -25,14 +25,14 @@ __device__ __forceinline__ void hold_warp_rows(const RowArguments<Operation>& ar
   constexpr bool kMayBeRagged =
       kVector > 1 && tuning::vectors_may_be_ragged(sizeof(typename Operation::Source), Operation::kFused, kLog2Dim);
   using RowOf = Row<Operation, int, kMayBeRagged, kVector>;
-  hold_rows<RowOf, kLayout.vectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,
-                                                  Lanes{kLayout.lanes}, WarpExchange{});
+  hold_rows<RowOf, kVectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,
+                                           Lanes{kLayout.lanes}, WarpExchange{});
 }
 
-template <typename Operation, int kVector, int kLog2Dim>
+template <typename Operation, int kVector, int kLog2Dim, int kVectors = tuning::warp_layout(kLog2Dim, kVector).vectors>
 __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArguments<Operation> arguments) {
   if constexpr (kHasAllKernels || kVector == 1)
-    hold_warp_rows<Operation, kVector, kLog2Dim>(arguments);
+    hold_warp_rows<Operation, kVector, kLog2Dim, kVectors>(arguments);
   else
     never_launched();
 }
@@ -51,6 +51,10 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
       constexpr int kSmallest = tuning::warp_min_log2_dim(kBytes, Operation::kFused);
       constexpr int kLargest = tuning::warp_max_log2_dim(kBytes, Operation::kFused);
       visit_int<kSmallest, kLargest>(plan.log2_dim, [&](auto log2_dim) {
+        if constexpr (log2_dim > tuning::kWarpMaxLog2Dim)
+          if (plan.items <= tuning::kFewRawVectors)
+            return launch_grid<warp_rows<Operation, kVector, log2_dim, tuning::kFewRawVectors>>(
+                row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
         const auto launch = [&]<typename Told>() {
           launch_grid<warp_rows<Told, kVector, log2_dim>>(row_arguments<Told>(problem, plan, pointers), plan, pointers,
                                                           stream);

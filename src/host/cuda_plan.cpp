@@ -40,8 +40,9 @@ struct Rows {
   int warp_vector;  // elements that a lane of the warp regime holds together
   int log2_dim;     // of what the lanes that share a row have room for
   bool fits_warp;
-  int held;       // vectors that a thread of the block regime holds
-  int most_held;  // and one of the cluster regime
+  int held;          // vectors that a thread of the block regime holds
+  int most_held;     // where it would hold too few
+  int most_cluster;  // and one of the cluster regime
   int state_bytes;
 };
 
@@ -80,6 +81,7 @@ Rows rows_of(const Problem& problem, const Device& device) {
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
   rows.held = tuning::held_vectors(bytes, problem.direction, problem.fused.any);
   rows.most_held = tuning::most_held_vectors(bytes, problem.direction, problem.fused.any);
+  rows.most_cluster = tuning::most_cluster_vectors(bytes, problem.direction, problem.fused.any);
   rows.state_bytes = state_bytes(problem);
   const bool elementwise =
       tuning::always_elementwise(bytes) || device.compute_capability < tuning::kAllKernelsFrom || !rows.alike ||
@@ -131,6 +133,14 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
   return problem.fused.any ? 2 * rows.vectors <= room : 4 * rows.vectors <= 3 * room;
+}
+
+// Of a row of more than 1024 elements that a warp could hold: whether a block, which has twice the threads for it,
+// would do worse. That is where rows begin anywhere, which costs each thread instructions, and where a fifth of the
+// threads would have nothing to do, unless rows are so few that all are under way at once.
+bool suits_warp(const Rows& rows, const Device& device) {
+  const std::int64_t room = divide_up(rows.vectors, kWarp * rows.held) * kWarp * rows.held;
+  return rows.ragged() || (5 * rows.vectors < 4 * room && rows.count > rows_under_way(kWarp, device));
 }
 
 Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device) {
@@ -225,18 +235,16 @@ Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_thre
   return {plan};
 }
 
-// Threads, in whole warps, of each of `blocks` blocks that together hold a row.
-std::int64_t threads_to_hold(const Rows& rows, int blocks) {
-  return threads_for(rows, std::int64_t{rows.most_held} * blocks);
-}
-
-// Twice the rows that the multiprocessors of a GPC hold at once, in clusters of this size, which never lie in two of
-// them. Where a multiprocessor has a single block, which loads and stores in turns, they count once.
-std::int64_t resident_rows(const Rows& rows, int cluster) {
-  const std::int64_t threads = threads_to_hold(rows, cluster);
+// What a GPC has under way at once in clusters of this size, which never lie in two of them: rows, by the share of its
+// room for blocks that they take, as the rest is idle. Where a multiprocessor has a single block, which loads and
+// stores in turns, they count half. Of clusters larger than half a GPC it has one, which may then have all of it.
+double under_way(const Rows& rows, int cluster) {
+  const std::int64_t threads = threads_for(rows, cluster * rows.most_cluster);
   if (threads > tuning::kMaxBlock || threads < tuning::kClusterLeastThreads) return 0;
-  const std::int64_t blocks = tuning::kMaxBlock / threads, resident = tuning::kGpc * blocks / cluster;
-  return blocks == 1 ? resident : 2 * resident;
+  if (cluster > tuning::kGpc / 2 && cluster < tuning::kGpc) return 0;
+  const auto blocks = static_cast<int>(tuning::kMaxBlock / threads), room = tuning::kGpc * blocks;
+  const int resident = room / cluster;
+  return (blocks == 1 ? 0.5 : 1.0) * resident * resident * cluster / room;
 }
 
 int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
@@ -274,22 +282,26 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   if (room >= 2) {
     // few rows: as many blocks a row as the GPU has room for, and threads as long as all blocks run at once
     while (cluster < architecture.max_cluster &&
-           (cluster * 2 <= room || threads_to_hold(rows, cluster) > tuning::kClusterBlock))
+           (cluster * 2 <= room || threads_for(rows, cluster * rows.most_held) > tuning::kClusterBlock))
       cluster *= 2;
     const std::int64_t useful = threads_for(rows, std::int64_t{2} * cluster);
     const std::int64_t blocks = divide_up(rows.count * cluster, tuning::clustered(device.multiprocessors));
     const std::int64_t most = tuning::kMaxBlock / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
-    threads = std::max(threads_to_hold(rows, cluster), std::min(useful, most));
+    threads = std::max(threads_for(rows, cluster * rows.most_held), std::min(useful, most));
   } else {
-    std::int64_t most = 0;
-    for (int size = 2; size <= architecture.max_cluster; ++size) most = std::max(most, resident_rows(rows, size));
+    double most = 0;
+    for (int size = 2; size <= architecture.max_cluster; ++size) most = std::max(most, under_way(rows, size));
     // the smallest that comes close to the most
-    while (cluster < architecture.max_cluster && 100 * resident_rows(rows, cluster) < tuning::kClusterFill * most)
-      ++cluster;
-    if (cluster > tuning::kGpc / 2) cluster = tuning::kGpc;  // a GPC has no room for two: one may have all of it
-    threads = threads_to_hold(rows, cluster);
+    while (cluster < architecture.max_cluster && under_way(rows, cluster) < tuning::kClusterFill * most) ++cluster;
+    threads = threads_for(rows, cluster * rows.most_cluster);
     if (tuning::fills_badly(cluster, static_cast<int>(threads)))
       if (const auto plan = cluster_gradients_plan(problem, rows, device, architecture)) return {plan};
+    // as many threads as find room where these do
+    for (int vectors = rows.most_cluster - 1; vectors > 0; --vectors) {
+      const std::int64_t more = threads_for(rows, cluster * vectors);
+      if (tuning::kMaxBlock / more < tuning::kMaxBlock / threads) break;
+      threads = more;
+    }
   }
   if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
   Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
@@ -808,7 +820,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
 
   const Rows rows = rows_of(problem, device);
   if (const Offer warp = offer_warp(problem, rows, device);
-      warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || rows.ragged()))
+      warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || suits_warp(rows, device)))
     return *warp.plan;
   if (!rows.alike) return strided_plan(problem, device, architecture);
   if (architecture.max_cluster > 1) {
