@@ -57,11 +57,23 @@ def truth(x: Tensor, dims: tuple[int, ...], included: Tensor, fused: dict[str, A
     return y if log else y.exp()
 
 
-def gradient(grad: Tensor, y: Tensor, dims: tuple[int, ...], included: Tensor, log: bool) -> Tensor:
+def gradient(grad: Tensor, y: Tensor, dims: tuple[int, ...], included: Tensor, log: bool) -> tuple[Tensor, Tensor]:
+    """The gradient, and its terms added up without cancelling."""
+
+    def sums(values: Tensor) -> Tensor:
+        return values.sum(dims, keepdim=True)
+
     grad = grad.where(included, 0)
     if log:
-        return (grad - y.exp() * grad.sum(dims, keepdim=True)).where(included, 0)
-    return y * (grad - (grad * y).sum(dims, keepdim=True))
+        p = y.exp().where(included, 0)
+        return (grad - p * sums(grad)).where(included, 0), grad.abs() + p * sums(grad.abs())
+    return y * (grad - sums(grad * y)), y * (grad.abs() + sums(grad.abs() * y))
+
+
+def assert_close(got: Tensor, exact: Tensor, size: Tensor) -> None:
+    """To some hundredths of `size`: 16 bits round outputs, and exponentials of those, by so much."""
+    wrong = ~((got.double() - exact).abs().where(got != exact, 0) <= 0.06 * size + 1e-6)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements are wrong"
 
 
 def main() -> None:
@@ -80,7 +92,7 @@ def main() -> None:
                 for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
                     try:
                         y = function(x, dim, result, **fused)
-                        grad_output = torch.randn_like(y)
+                        grad_output = torch.randn_like(y) + 1
                         (grad,) = torch.autograd.grad(y, x, grad_output)
                     except ValueError as error:  # a regime that does not take this dtype, or not backward
                         if regime is None or "cannot take" not in str(error):
@@ -88,9 +100,9 @@ def main() -> None:
                         continue
                     log = function is ndsoftmax.log_softmax
                     exact = truth(x.detach(), dims, included, fused, log)
-                    torch.testing.assert_close(y.detach().double(), exact, rtol=1e-2, atol=1e-2)
-                    exact_grad = gradient(grad_output.double(), exact, dims, included, log) * fused.get("scale", 1)
-                    torch.testing.assert_close(grad.double(), exact_grad, rtol=2e-2, atol=2e-2)
+                    assert_close(y.detach(), exact, exact.abs().clamp(min=1) if log else exact)
+                    exact_grad, terms = gradient(grad_output.double(), exact, dims, included, log)
+                    assert_close(grad, exact_grad * fused.get("scale", 1), terms)
     print("every problem ran")
 
 

@@ -54,7 +54,7 @@ struct Plan {
   std::int64_t grid = 1;    // blocks; a launch takes at most kMaxGrid of them, the rest follows in further launches
   std::int64_t splits = 1;  // parts that one row is cut into (split, and strided with few columns)
   int run = 1;              // strided: neighbouring threads that take neighbouring columns; staged: rows from one
-                            // team to the next
+                            // team to the next; cluster, staged: vectors of a row that a block has room for
   int shared_bytes = 0;     // dynamic shared memory of a block
   std::int64_t workspace_bytes = 0;
   int passes = 1;  // how often each source element is read

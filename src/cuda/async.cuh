@@ -144,6 +144,7 @@ class ArrivalBarrier {
         : "memory");
 #endif
   }
+  // All threads: until so many bytes have arrived, for the first time.
   __device__ __forceinline__ void wait(unsigned bytes) {
     if (threadIdx.x == 0) expect(bytes);
     await(0);

@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
   }
 }
 
-// A block's parts of its cluster's rows, which arrive in shared memory one after the other, each in the place of the
-// last but one. Rows are counted by turns.
+// A block's parts of its cluster's rows, which arrive in shared memory one after the other: in a ring for each operand,
+// with room for one part and some of the next, or all of it. Rows are counted by turns.
 template <typename Operation>
 class Parts {
  public:
@@ -74,80 +74,111 @@ class Parts {
   __device__ __forceinline__ Parts(const RowArguments<Operation>& arguments, ArrivalBarrier* arrived, int rank)
       : dim_(static_cast<int>(arguments.dim)),
         size_(static_cast<int>(blockDim.x) * arguments.live * kVector),
+        ring_(arguments.apart * kVector),
         arrived_(arrived),
         rank_(rank) {}
 
-  // Begins to copy a part to where nobody reads any more. One thread calls.
-  __device__ __forceinline__ void fetch(const RowOf& row, int turn) const {
-    const int from = begin(row), vectors = work::vectors_in_row(dim_, kVector, row.phase());
-    Source *const output = at(turn), *const grad = output + size_;
-    int first = 0, end = min(max(vectors * kVector - rank_ * size_, 0), size_);
-    const auto element_by_element = [&](int first) {
-      for (int i = first; i < first + kVector; ++i) {
-        if (from + i < 0 || from + i >= dim_) continue;
-        output[i] = row.source()[from + i];
-        grad[i] = row.grad()[from + i];
-      }
-      ArrivalBarrier::stored();
-    };
-    if (!row.vectors_only()) {  // the first row or the last, where vectors would reach out of the tensor
-      if (from < 0) element_by_element(first), first += kVector;
-      if (end > first && from + end > dim_) end -= kVector, element_by_element(end);
-    }
-    ArrivalBarrier& arrived = arrived_[turn % tuning::kClusterSlots];
-    const unsigned bytes = end > first ? (end - first) * sizeof(Source) : 0;
-    arrived.expect(2 * bytes);
-    if (bytes == 0) return;
-    arrived.copy(output + first, row.source() + from + first, bytes);
-    arrived.copy(grad + first, row.grad() + from + first, bytes);
+  // Where the part after the one at `place` is.
+  __device__ __forceinline__ int after(int place) const { return wrapped(place + size_); }
+
+  // Begins to copy what finds room beside the part before. One thread calls this and complete().
+  __device__ __forceinline__ void begin(const RowOf& row, int turn, int place) const {
+    copy(row, turn, place, 0, min(size_, ring_ - size_));
   }
 
-  __device__ __forceinline__ void await(int turn) const {
-    arrived_[turn % tuning::kClusterSlots].await(turn / tuning::kClusterSlots % 2);
+  // And the rest, when that is not needed any more; says how much is to arrive.
+  __device__ __forceinline__ void complete(const RowOf& row, int turn, int place) const {
+    copy(row, turn, place, min(size_, ring_ - size_), size_);
+    const int from = first(row);
+    const auto [begin, end] = whole_vectors(row);
+    if (from < 0 && begin > 0) element_by_element(row, place, 0);
+    if (from + end < dim_ && end < size_) element_by_element(row, place, end);
+    barrier(turn).expect(2 * (end - begin) * static_cast<unsigned>(sizeof(Source)));
   }
+
+  __device__ __forceinline__ void await(int turn) const { barrier(turn).await(turn / tuning::kClusterSlots % 2); }
 
   // Calls visit(element of the row, its raw vectors) for this thread's, which are blockDim.x apart: some at a time, as
   // an array, where they lie within the row, elsewhere one.
   template <typename Visit>
-  __device__ __forceinline__ void for_vectors(const RowOf& row, int turn, const Visit& visit) const {
-    const int step = static_cast<int>(blockDim.x) * kVector;
-    const Source *from = at(turn) + threadIdx.x * kVector, *const end = at(turn) + size_;
-    int element = begin(row) + static_cast<int>(threadIdx.x) * kVector;
+  __device__ __forceinline__ void for_vectors(const RowOf& row, int place, const Visit& visit) const {
+    const int step = static_cast<int>(blockDim.x) * kVector, offset = static_cast<int>(threadIdx.x) * kVector;
+    int element = first(row) + offset;
+    const int end = first(row) + size_ < dim_ ? first(row) + size_ : dim_;
+    place = wrapped(place + offset);
     const auto visit_some = [&]<int kCount>(std::integral_constant<int, kCount>) {
       typename RowOf::Raw raw[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        raw[i].source = Vec<Source, kVector>::load(from + i * step);
-        raw[i].grad = Vec<Source, kVector>::load(from + i * step + size_);
+        raw[i].source = Vec<Source, kVector>::load(outputs() + place);
+        raw[i].grad = Vec<Source, kVector>::load(grads() + place);
+        place = wrapped(place + step);
       }
       if constexpr (kCount == 1) row.resolve(raw[0], element);
       visit(element, raw);
-      from += kCount * step;
       element += kCount * step;
     };
     constexpr int kSome = tuning::kClusterRowsVectors;
 #pragma unroll 1
-    while (from + (kSome - 1) * step < end && element >= 0 && element + (kSome - 1) * step + kVector <= dim_)
+    while (element >= 0 && element + (kSome - 1) * step + kVector <= end)
       visit_some(std::integral_constant<int, kSome>{});
 #pragma unroll 1
-    while (from < end && element < dim_) visit_some(std::integral_constant<int, 1>{});
+    while (element < end) visit_some(std::integral_constant<int, 1>{});
   }
 
  private:
-  __device__ __forceinline__ int begin(const RowOf& row) const { return rank_ * size_ - row.phase(); }
-  __device__ __forceinline__ Source* at(int turn) const {
-    return reinterpret_cast<Source*>(dynamic_shared_memory()) + turn % tuning::kClusterSlots * 2 * size_;
+  __device__ __forceinline__ Source* outputs() const { return reinterpret_cast<Source*>(dynamic_shared_memory()); }
+  __device__ __forceinline__ Source* grads() const { return outputs() + ring_; }
+  __device__ __forceinline__ int wrapped(int place) const { return place < ring_ ? place : place - ring_; }
+  __device__ __forceinline__ ArrivalBarrier& barrier(int turn) const { return arrived_[turn % tuning::kClusterSlots]; }
+  // The element of the row that the part begins with; the row may begin within the part's first vector.
+  __device__ __forceinline__ int first(const RowOf& row) const { return rank_ * size_ - row.phase(); }
+
+  struct Range {
+    int begin, end;
+  };
+  // Of the part, what can be copied as vectors: of the first row and the last, some would reach out of the tensor.
+  __device__ __forceinline__ Range whole_vectors(const RowOf& row) const {
+    const int vectors = work::vectors_in_row(dim_, kVector, row.phase());
+    Range range{0, min(max(vectors * kVector - rank_ * size_, 0), size_)};
+    if (row.vectors_only()) return range;
+    if (first(row) < 0) range.begin = kVector;
+    if (range.end > range.begin && first(row) + range.end > dim_) range.end -= kVector;
+    return range;
   }
 
-  const int dim_, size_;  // elements of a row, and of a part
+  __device__ __forceinline__ void copy(const RowOf& row, int turn, int place, int begin, int end) const {
+    const Range whole = whole_vectors(row);
+    begin = max(begin, whole.begin);
+    end = min(end, whole.end);
+    for (int until; begin < end; begin = until) {
+      const int at = wrapped(place + begin);
+      until = min(end, begin + ring_ - at);
+      const unsigned bytes = (until - begin) * sizeof(Source);
+      barrier(turn).copy(outputs() + at, row.source() + first(row) + begin, bytes);
+      barrier(turn).copy(grads() + at, row.grad() + first(row) + begin, bytes);
+    }
+  }
+
+  __device__ __forceinline__ void element_by_element(const RowOf& row, int place, int begin) const {
+    const int at = wrapped(place + begin), from = first(row) + begin;
+    for (int k = 0; k < kVector; ++k) {
+      if (from + k < 0 || from + k >= dim_) continue;
+      outputs()[at + k] = row.source()[from + k];
+      grads()[at + k] = row.grad()[from + k];
+    }
+    ArrivalBarrier::stored();
+  }
+
+  const int dim_, size_, ring_;  // elements of a row, of a part, and that each operand has room for
   ArrivalBarrier* const arrived_;
   const int rank_;
 };
 
 // The widest rows of backward: of the clusters that would hold their two operands in registers a GPC has room for too
-// few. Clusters stay, and their rows arrive in shared memory, the next one while one is computed there. Thread t of
-// block b has vectors t, t + block, … of part b of each row. (Forward gains little by it: exponentials would be stored
-// to shared memory and read again, or computed twice.)
+// few, or for none. Clusters stay, and their rows arrive in shared memory, the next one, or some of it, while one is
+// computed there. Thread t of block b has vectors t, t + block, … of part b of each row. (Forward gains little by it:
+// exponentials would be stored to shared memory and read again, or computed twice.)
 template <typename Operation>
 __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
     cluster_gradients(const __grid_constant__ RowArguments<Operation> arguments) {
@@ -176,15 +207,18 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
     ArrivalBarrier::arrive_cluster();
     await_kernel_before();
     let_next_kernel_begin();
-    if (threadIdx.x == 0) parts.fetch(row_of(0), 0);
+    if (threadIdx.x == 0) parts.begin(row_of(0), 0, 0);
 #pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
+    for (int turn = 0, place = 0; turn < turns; ++turn, place = parts.after(place)) {
       __syncthreads();  // the row before has been written: its place is free
-      if (threadIdx.x == 0 && turn + 1 < turns) parts.fetch(row_of(turn + 1), turn + 1);
       const RowOf row = row_of(turn);
+      if (threadIdx.x == 0) {
+        parts.complete(row, turn, place);
+        if (turn + 1 < turns) parts.begin(row_of(turn + 1), turn + 1, parts.after(place));
+      }
       State held;
       parts.await(turn);
-      parts.for_vectors(row, turn, [&]<int kCount>(int, const typename RowOf::Raw(&raw)[kCount]) {
+      parts.for_vectors(row, place, [&]<int kCount>(int, const typename RowOf::Raw(&raw)[kCount]) {
         Term terms[kCount * kVector];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) row.terms(raw[i], 0, terms + i * kVector);
@@ -200,7 +234,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
       if (threadIdx.x == 0 && turn + 2 < turns) meeting.complete.expect(blocks * sizeof(State));
       const auto finish = settled<Operation>(operation.finish(held, meeting.combined(blocks)), arguments.fusing);
       operation.with_log([&](auto log) {
-        parts.for_vectors(row, turn, [&]<int kCount>(int element, const typename RowOf::Raw(&raw)[kCount]) {
+        parts.for_vectors(row, place, [&]<int kCount>(int element, const typename RowOf::Raw(&raw)[kCount]) {
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {
             Term terms[kVector];

@@ -132,10 +132,12 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
 // Calls visitor(vectors), a constant: how many a thread holds of a row of the block and cluster regimes.
 template <typename Operation, int kMost, typename Visitor>
 void visit_held(const Plan& plan, const Visitor& visitor) {
-  if (plan.items <= kHeldVectors<Operation>)
-    visitor(std::integral_constant<int, kHeldVectors<Operation>>{});
-  else  // those of 16 bits as they were loaded
-    visitor(std::integral_constant<int, kMost>{});
+  constexpr int kHeld = kHeldVectors<Operation>, kMostHeld = kMostHeldVectors<Operation>;
+  if (plan.items <= kHeld) return visitor(std::integral_constant<int, kHeld>{});
+  // those of 16 bits as they were loaded
+  if constexpr (kMostHeld > kHeld && kMost > kMostHeld)
+    if (plan.items <= kMostHeld) return visitor(std::integral_constant<int, kMostHeld>{});
+  visitor(std::integral_constant<int, kMost>{});
 }
 
 // What one launch of a kernel that reads its source twice does: all of it, or only one of the two passes.

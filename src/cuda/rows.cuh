@@ -133,7 +133,7 @@ struct RowArguments {
   std::int64_t dim;
   std::int64_t first_block;
   int live;   // vectors that any thread has of a row
-  int apart;  // staged: rows from one team to the next
+  int apart;  // staged: rows from one team to the next; vectors that a part of a row has room for
   int lanes;  // that share one
   int rows_per_block;
   bool ragged;  // some row begins or ends within a vector

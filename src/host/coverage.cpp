@@ -59,14 +59,17 @@ void walk_held_rows(const Problem& problem, const Plan& plan, Counts& counts) {
       }
 }
 
-// Each cluster has every so manieth row, each of its blocks a part of that.
+// Of n clusters each has every n-th row, and each of its blocks a part of that.
 void walk_cluster_gradients(const Problem& problem, const Plan& plan, Counts& counts) {
-  for (std::int64_t row = 0; row < problem.outer.size; ++row)
-    for (std::int64_t item = 0; item < std::int64_t{plan.cluster} * plan.items; ++item)
-      for (int thread = 0; thread < plan.block; ++thread)
-        counts.row_elements(
-            row, work::first_element<std::int64_t>(item, plan.block, thread, plan.vector, phase_of(problem, plan, row)),
-            plan.vector);
+  const std::int64_t clusters = plan.grid / plan.cluster;
+  for (std::int64_t first = 0; first < clusters; ++first)
+    for (std::int64_t row = first; row < problem.outer.size; row += clusters)
+      for (std::int64_t item = 0; item < std::int64_t{plan.cluster} * plan.items; ++item)
+        for (int thread = 0; thread < plan.block; ++thread)
+          counts.row_elements(
+              row,
+              work::first_element<std::int64_t>(item, plan.block, thread, plan.vector, phase_of(problem, plan, row)),
+              plan.vector);
 }
 
 void walk_staged_rows(const Problem& problem, const Plan& plan, Counts& counts) {

@@ -250,7 +250,8 @@ double under_way(const Rows& rows, int cluster) {
 int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
 std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp) * kWarp; }
 
-// Clusters that stay: of the fewest blocks, two a multiprocessor where possible, that have room for two rows.
+// Clusters that stay: of the fewest blocks, two a multiprocessor where possible, that have room for two rows; where
+// none has, the largest.
 std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& rows, const Device& device,
                                            const tuning::Architecture& architecture) {
   if (!tuning::has_cluster_gradients(size_of(problem.source), problem.direction, problem.fused.any)) return {};
@@ -261,10 +262,12 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
       plan.cluster = cluster;
       plan.block = static_cast<int>(whole_warps(divide_up(rows.vectors, std::int64_t{cluster} * plan.items)));
       plan.threads_per_row = cluster * plan.block;
-      const std::int64_t part_bytes = std::int64_t{plan.block} * plan.items * tuning::kVectorBytes;
-      const std::int64_t shared_bytes = tuning::kClusterSlots * sources_of(problem) * part_bytes;
-      if (shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block / resident)) continue;
-      plan.shared_bytes = static_cast<int>(shared_bytes);
+      const int part = plan.block * plan.items, bytes = sources_of(problem) * tuning::kVectorBytes;
+      const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / resident) / bytes;
+      const bool last = resident == 1 && cluster == architecture.max_cluster;
+      if (room < (last ? tuning::kClusterLeastSlots : tuning::kClusterSlots) * part) continue;
+      plan.run = std::min(room, tuning::kClusterSlots * part);
+      plan.shared_bytes = plan.run * bytes;
       const int clusters = resident * std::max(tuning::resident_clusters(device.multiprocessors, cluster), 1);
       plan.grid = std::min<std::int64_t>(rows.count, clusters) * cluster;
       plan.why = "a row fits in the shared memory of a cluster of blocks, where the next one arrives meanwhile";

@@ -235,8 +235,9 @@ constexpr bool fills_badly(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
   return blocks <= 1 || (cluster == kGpc && 10 * blocks * threads < 9 * kMaxBlock);
 }
-inline constexpr int kClusterSlots = 2;        // rows that shared memory has room for
-inline constexpr int kClusterRowsVectors = 2;  // of each operand, that a thread takes from there at once
+inline constexpr int kClusterSlots = 2;            // rows at most that arrive at once
+inline constexpr double kClusterLeastSlots = 1.1;  // of a row: less room would leave memory idle while one is computed
+inline constexpr int kClusterRowsVectors = 2;      // of each operand, that a thread takes from there at once
 // Clusters that find room at once where a multiprocessor takes one block, at least. A GPC has up to 18 multiprocessors,
 // of which clusters can count on kGpc.
 constexpr int resident_clusters(int multiprocessors, int cluster) {

@@ -112,11 +112,14 @@ struct Convert<Half> {
   static Floats widen(Shorts value) { return (Floats)vcvt_f32_f16((float16x4_t)value); }
   static Shorts narrow(Floats value) { return (Shorts)vcvt_f16_f32((float32x4_t)value); }
 #else
-  // The bits of a half, moved to where a float has them, are 2^112 times too small: the biases are 15 and 127. The
-  // product is exact, denormals included; only infinity and NaN must be given float's largest exponent.
+  // The bits of a half, moved to where a float has them, lack 112 in the exponent: the biases are 15 and 127. Halves
+  // that are denormal have one exponent more than they say, and no leading one, which is subtracted as a number;
+  // infinity and NaN get float's largest exponent. (A product with 2^112 would do, but its denormal factors take
+  // processors long.)
   static Floats widen(Shorts value) {
-    const Words bits = widen_bits(value);
-    const Words magnitude = (Words)((Floats)((bits & 0x7fff) << 13) * 0x1p112f);
+    const Words bits = widen_bits(value), moved = (bits & 0x7fff) << 13, least = Words{} + (113u << 23);
+    const Words denormal = (Words)((Floats)(moved + least) - (Floats)least);
+    const Words magnitude = (bits & 0x7c00) == 0 ? denormal : moved + (112u << 23);
     const Words special = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : magnitude;
     return (Floats)(special | ((bits & 0x8000) << 16));
   }

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -163,7 +162,8 @@ class Launch {
   bool forward() const { return problem_.direction == Direction::forward; }
   bool fused() const { return problem_.fused.any; }
   bool copied() const { return fused() || !direct_; }  // to the tile, before or after
-  // Where the elements lie, as long as they are next to one another.
+  // Where the elements lie, as long as they are next to one another. (Copied rows that are read in place are those of
+  // backward from float32 to 16 bits: forward's then need no copy.)
   bool reads_in_place() const { return !fused() && (direct_ || problem_.source == kReal); }
   bool writes_in_place() const { return !fused() && (direct_ || problem_.result == kReal); }
 
@@ -552,8 +552,7 @@ class Launch {
     return static_cast<std::byte*>(result) + index * size_of(problem_.result);
   }
 
-  // As many rows at a time as the first cache holds, or one where each ends at another element. Gradients may be read
-  // where they lie (forward, that is no copied row).
+  // As many rows at a time as the first cache holds, or one where each ends at another element.
   void copied_rows(Range rows) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     const TypedKernels<Real>& kernels = typed(kReal);
@@ -605,12 +604,15 @@ class Launch {
     const Offsets at = row_part(row, {0, 0});
     dim = reached(at, dim);
     if (dim.size() <= 0) return;
-    load_rows(at, {}, 1, dim, dim.size());
+    const TypedKernels<Real>& kernels = typed(kReal);
+    if (!reads_in_place()) load_rows(at, {}, 1, dim, dim.size());
     if (forward())
-      typed(kReal).row_statistics(dim.size(), values, packed, max, sum);
+      kernels.row_statistics(dim.size(), values, packed, max, sum);
+    else if (reads_in_place())
+      kernels.row_products(dim.size(), grad_at(at[kGrad] + dim.begin), source_at(at[kSource] + dim.begin), sum);
     else
-      typed(kReal).row_products(dim.size(), values, output, sum);
-    statistics.combine({{forward() ? max[0] : 0, sum[0]}, living(0, dim.size())});
+      kernels.row_products(dim.size(), values, output, sum);
+    statistics.combine({{forward() ? max[0] : 0, sum[0]}, fused() && living(0, dim.size())});
   }
 
   void finish_copied_row(std::int64_t row, Range dim, const Statistics& statistics) const {
@@ -623,12 +625,17 @@ class Launch {
     if (fused() && !statistics.living) return fill(result, problem_.result, dim.size(), dead_row());
     const std::int64_t count = std::max<std::int64_t>(live.size(), 0);
     if (count > 0) {
-      load_rows(at, {}, 1, live, count);
+      const bool narrowed = problem_.result != kReal;
+      void* const to = narrowed ? values : result;
+      if (!reads_in_place()) load_rows(at, {}, 1, live, count);
       if (forward())
-        kernels.row_finish(count, values, largest, total, values);
+        kernels.row_finish(count, values, largest, total, to);
+      else if (reads_in_place())
+        kernels.row_gradient({.dim = count}, grad_at(at[kGrad] + live.begin), source_at(at[kSource] + live.begin),
+                             total, to);
       else
-        kernels.row_gradient({.dim = count}, values, output, total, values);
-      kernels_.store[static_cast<int>(problem_.result)](values, {.columns = count}, result);
+        kernels.row_gradient({.dim = count}, values, output, total, to);
+      if (narrowed) kernels_.store[static_cast<int>(problem_.result)](values, {.columns = count}, result);
       if (!std::isfinite(total)) clear_excluded(excluded, result, count);
     }
     fill(element(result, count), problem_.result, dim.size() - count, nothing());

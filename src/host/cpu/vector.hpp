@@ -354,9 +354,11 @@ Vector<Real> exp(Vector<Real> x) {
   const auto [n, e, power] =
       exp_parts<Real>(smaller(larger(x, broadcast(Constants::kLowest)), broadcast(Constants::kHighest)));
   if constexpr (sizeof(Real) == 4)
-    return (Vector<Real>)_mm512_maskz_scalef_ps(0xffff, (__m512)e, (__m512)n);
+    return (Vector<Real>)_mm512_maskz_scalef_ps(
+        _mm512_cmp_ps_mask((__m512)x, (__m512)broadcast(Constants::kLowest), _CMP_NLT_UQ), (__m512)e, (__m512)n);
   else
-    return (Vector<Real>)_mm512_maskz_scalef_pd(0xff, (__m512d)e, (__m512d)n);
+    return (Vector<Real>)_mm512_maskz_scalef_pd(
+        _mm512_cmp_pd_mask((__m512d)x, (__m512d)broadcast(Constants::kLowest), _CMP_NLT_UQ), (__m512d)e, (__m512d)n);
 #else
   if (__builtin_expect(any(((Integers<Real>)x & Constants::kMagnitude) > Constants::kNear), 0)) return exp_far<Real>(x);
   const auto [n, e, power] = exp_parts<Real>(x);
