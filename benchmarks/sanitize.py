@@ -1,6 +1,8 @@
 """Runs the CUDA kernels of all regimes on small problems, for compute-sanitizer, and compares with float64 in passing.
 
 `sanitize.py 2/8` runs every eighth of the problems, beginning with the second: several processes share the work.
+`sanitize.py 2/8 narrow` leaves out the widest rows, many clusters of 16 blocks, where synccheck (2025.3) reads illegal
+addresses and misses waits, also in kernels that it finds nothing in where clusters are smaller.
 """
 
 import os
@@ -12,6 +14,8 @@ from typing import Any
 import ndsoftmax
 import torch
 from torch import Tensor
+
+WIDEST = 140_001
 
 # (shape, dim, regimes to force; None: the plan's own, [fusions, where all would take long])
 PROBLEMS: list[tuple[Any, ...]] = [
@@ -32,7 +36,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest
     ((70000, 3), 1, (None,), 2),
-    ((67, 140001), 1, (None,), 1),  # and so wide that backward's next row arrives while one is computed
+    ((67, WIDEST), 1, (None,), 1),  # and so wide that backward's next row arrives while one is computed
 ]
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float64, None)]
 
@@ -79,7 +83,8 @@ def assert_close(got: Tensor, exact: Tensor, size: Tensor) -> None:
 def main() -> None:
     part, parts = map(int, sys.argv[1].split("/")) if len(sys.argv) > 1 else (1, 1)
     device = ndsoftmax._C.device("cuda")
-    cases = [(*problem, *dtypes) for problem in PROBLEMS for dtypes in DTYPES]
+    problems = [problem for problem in PROBLEMS if "narrow" not in sys.argv or problem[0][-1] != WIDEST]
+    cases = [(*problem, *dtypes) for problem in problems for dtypes in DTYPES]
     for shape, dim, regimes, *few, dtype, result in cases[part - 1 :: parts]:
         dims = dim if isinstance(dim, tuple) else (dim,)
         for regime in regimes:

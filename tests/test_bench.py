@@ -249,6 +249,11 @@ def test_plots(tmp_path):
     drawn = svg.read_text()
     for words in ("arithmetic intensity (exponentials / byte", "exponentials / s)", "GB/s", "ndsoftmax", "torch"):
         assert words in drawn
+    lines = tmp_path / "lines.svg"
+    done = run("bench", *(f"64x{dim}" for dim in range(8, 16)), "--device", "cpu", "--plot", str(lines))
+    assert done.returncode == 0, done.stderr
+    for words in ("dim (elements of a row)", "frac (1 is the speed of memory)", "ndsoftmax", "torch"):
+        assert words in lines.read_text()
     measured = json.loads((tmp_path / "roof").read_text())
     for one in measured["measurements"]:
         assert one["bytes"] / one["copy_seconds"] * 0.99 < measured["roof"]["bytes_per_second"]

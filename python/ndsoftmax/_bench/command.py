@@ -149,6 +149,8 @@ def _write(options: argparse.Namespace, found: Found, title: str) -> None:
     if options.plot and rows:
         if limit:
             plots.write_roofline(options.plot, rows, limit, title)
+        elif plots.are_rows_of_many_widths(rows):
+            plots.write_fracs_by_dim(options.plot, rows, title)
         else:
             plots.write_fracs(options.plot, rows, title)
 

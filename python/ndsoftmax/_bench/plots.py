@@ -40,6 +40,41 @@ def write_fracs(path: Path, rows: Sequence[Row], title: str) -> None:
     figure.savefig(path, dpi=120)
 
 
+def write_fracs_by_dim(path: Path, rows: Sequence[Row], title: str) -> None:
+    """Of rows of many widths: frac against dim, a line a provider, dtypes side by side."""
+    dtypes = list(dict.fromkeys(row.dtype for row in rows))
+    figure = _figure(4.2 * len(dtypes), 4, title)
+    panels = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
+    for dtype, axes in zip(dtypes, panels, strict=True):
+        of_dtype = sorted((row for row in rows if row.dtype == dtype), key=lambda row: row.case.shape[-1])
+        for number, provider in enumerate(_providers(rows)):
+            fracs = [row.frac(provider) if provider in row.seconds else None for row in of_dtype]
+            axes.plot(
+                [row.case.shape[-1] for row in of_dtype],
+                [math.nan if frac is None else frac for frac in fracs],
+                _MARKERS[number % len(_MARKERS)] + "-",
+                label=provider,
+                markersize=3,
+            )
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
+        axes.set_xlabel("dim (elements of a row)")
+        axes.set_title(dtype, fontsize=9)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("frac (1 is the speed of memory)")
+    _legend(figure, panels[0])
+    figure.savefig(path, dpi=120)
+
+
+def are_rows_of_many_widths(rows: Sequence[Row]) -> bool:
+    """Whether the cases are matrices with dim last, of which hardly two have the same width."""
+    widths = {row.case.shape[-1] for row in rows}
+    dtypes = {row.dtype for row in rows}
+    matrices = all(len(row.case.shape) == 2 and row.case.dim == -1 and not row.case.fused for row in rows)
+    return matrices and len(widths) >= 8 and len(rows) == len(widths) * len(dtypes)
+
+
 def write_roofline(path: Path, rows: Sequence[Row], roof: Roof, title: str) -> None:
     """Exponentials a byte against exponentials a second, a point a kernel and case, under what the device can do."""
     from matplotlib.ticker import LogLocator
