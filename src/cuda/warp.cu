@@ -2,7 +2,8 @@
 // rounded up to a power of two, is the template parameter. Teams of 1 to 32 lanes hold a row each, or a few, in
 // registers; shuffles reduce. Rows of whole 16-byte vectors are held as such, others element by element: few of
 // them, and those that cannot be staged (staged.cu), or on older GPUs. Rows of 16 bits may begin and end within vectors
-// where something is fused, or where they have more than 1024 elements, of which a block would leave too much idle.
+// where something is fused, or where they have more than 1024 elements: up to 2048 are a warp's where a block would
+// leave too many threads idle.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
