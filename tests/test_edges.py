@@ -21,6 +21,7 @@ from oracle import assert_forward
 from strategies import FLOATS, numbers
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import backend_registration
 from torch.utils.data import DataLoader, Dataset
 
 FUNCTIONS = pytest.mark.parametrize("function", [ndsoftmax.softmax, ndsoftmax.log_softmax])
@@ -127,12 +128,54 @@ def test_an_unsupported_device_is_named(function: Any) -> None:
         function(torch.zeros(2, 3, device="mtia:0"), 1)
 
 
+@pytest.mark.skipif(
+    not (hasattr(backend_registration, "_setup_privateuseone_for_python_backend") and hasattr(torch._C, "_acc")),
+    reason="this torch has no devices of one's own in Python",
+)
+def test_a_device_of_someone_elses() -> None:
+    script = """
+        import torch, ndsoftmax
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+        _setup_privateuseone_for_python_backend("elsewhere")
+        there = torch._C._acc.create_empty_tensor((3, 4), torch.float32)
+        assert not ndsoftmax._C.are_plain(there, there)
+        try:
+            ndsoftmax.softmax(there, 1)
+        except RuntimeError as error:
+            assert "elsewhere:0" in str(error) and "CPU, CUDA or meta" in str(error), error
+        else:
+            raise AssertionError
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+
+
+@FUNCTIONS
+def test_more_dims_than_there_can_be(device: str, function: Any) -> None:
+    for dims in ((0,) * 13, (0,) * 13 + (1,), (1,) * 10_000):
+        with pytest.raises(RuntimeError, match="appears multiple times"):
+            function(torch.zeros(2, 3, device=device), dims)
+
+
+@FUNCTIONS
+def test_more_unrelated_dimensions_than_kernels_step_through(device: str, function: Any) -> None:
+    torchs = torch.softmax if function is ndsoftmax.softmax else torch.log_softmax
+    x, grad = (numbers(15, seed, device=device).as_strided((2,) * 14, (1,) * 14) for seed in (0, 1))  # none merge
+    torch.testing.assert_close(function(x, -1), torchs(x, -1))
+    leaf = x.contiguous().requires_grad_()
+    got, expected = (torch.autograd.grad(f(leaf, -1), leaf, grad) for f in (function, torchs))
+    torch.testing.assert_close(got, expected)
+
+
 def overlapping(device: str) -> dict[str, tuple[Tensor, Tensor]]:
     memory = torch.zeros(40, device=device)
     square = torch.zeros(4, 4, device=device)
     return {
         "shifted by one": (memory[:12].view(3, 4), memory[1:13].view(3, 4)),
         "shifted by a row": (memory[:12].view(3, 4), memory[4:16].view(3, 4)),
+        "shifted back": (memory[4:16].view(3, 4), memory[:12].view(3, 4)),
+        "last with first": (memory[:12].view(3, 4), memory[11:23].view(3, 4)),
+        "first with last": (memory[11:23].view(3, 4), memory[:12].view(3, 4)),
+        "input in steps": (memory[:24].view(3, 8)[:, ::2], memory[14:26].view(3, 4)),
         "transposed": (square, square.T),
         "other steps": (memory[:12].view(3, 4), memory[:24].view(3, 8)[:, ::2]),
         "with itself": (torch.zeros(3, 4, device=device), torch.zeros(4, device=device).expand(3, 4)),
@@ -149,11 +192,18 @@ def test_out_may_not_overlap(device: str, function: Any, case: str) -> None:
 
 
 @FUNCTIONS
+def test_an_out_apart_from_the_input_or_the_input_is_plain(device: str, function: Any) -> None:
+    memory = torch.zeros(24, device=device)
+    a, b = memory[:12].view(3, 4), memory[12:].view(3, 4)
+    for x, out in ((a, b), (b, a), (a, a)):
+        assert ndsoftmax._C.plain_forward(x, 1, None, function is ndsoftmax.log_softmax, None, out) is out
+
+
+@FUNCTIONS
 def test_out_must_fit(device: str, function: Any) -> None:
     x = numbers(12, 0, device=device).view(3, 4)
-    assert_refused(function, x, torch.zeros(4, 3, device=device), "shape")
-    assert_refused(function, x, torch.zeros(12, device=device), "shape")
-    assert_refused(function, x, torch.zeros(0, device=device), "shape")
+    for shape in ((4, 3), (12,), (0,), (3,), (3, 5), (3, 4, 1), ()):
+        assert_refused(function, x, torch.zeros(shape, device=device), "out must have the shape of input")
     assert_refused(function, x, torch.zeros(3, 4, dtype=torch.float64, device=device), "dtype")
     assert_refused(function, x, torch.zeros(3, 4, dtype=torch.int32, device=device), "dtype")
     assert_refused(function, x.half(), torch.zeros(3, 4, dtype=torch.float16, device=device), "dtype", torch.float32)

@@ -179,6 +179,36 @@ def test_backward_is_as_exact_as_torchs(
 
 
 @FUNCTIONS
+def test_the_short_path_records_only_what_autograd_would(device: str, log: bool) -> None:
+    def short(x: Tensor) -> Any:
+        return ndsoftmax._C.plain_forward(x, 1, None, log, lambda *_: "recorded", None)
+
+    x = normal((3, 4), device)
+    leaf = x.clone().requires_grad_()
+    assert short(leaf) == "recorded"
+    assert isinstance(short(x), Tensor)
+    with torch.no_grad():
+        assert isinstance(short(leaf), Tensor)
+    outside = torch.empty_like(x)
+    with torch.inference_mode(), torch.enable_grad():  # as torch, which asks nothing of autograd here
+        for out in (outside, torch.empty_like(x)):
+            assert torch.equal(OURS[log](leaf, 1, out=out), OURS[log](x, 1))
+
+
+@FUNCTIONS
+def test_a_saved_output_that_is_not_plain(device: str, log: bool) -> None:
+    def negative(saved: Tensor) -> Tensor:  # the same numbers, but not in memory
+        return torch.complex(torch.zeros_like(saved), -saved).conj().imag
+
+    x, grad = normal((3, 4), device).requires_grad_(), normal((3, 4), device, 1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, negative):
+        y = OURS[log](x, 1)
+    (got,) = torch.autograd.grad(y, x, grad)
+    (expected,) = torch.autograd.grad(OURS[log](x, 1), x, grad)
+    assert torch.equal(got, expected)
+
+
+@FUNCTIONS
 def test_gradients_that_are_not_plain(device: str, log: bool) -> None:
     x = normal((3, 4), device).requires_grad_()
     y = OURS[log](x, 1)

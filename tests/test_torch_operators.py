@@ -344,6 +344,22 @@ def test_the_profiler_sees_forward_and_backward(device: str, function: Any) -> N
 
 
 @FUNCTIONS
+def test_a_subclass_without_torch_function_sees_its_operators(device: str, function: Any) -> None:
+    class Seeing(Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @classmethod
+        def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(operator))
+            return x
+
+    seen: list[str] = []
+    x = normal(3, 4, device=device)
+    function(Tensor._make_subclass(Seeing, x), 1)
+    assert seen == [f"ndsoftmax.{function.__name__}.default"]
+
+
+@FUNCTIONS
 def test_subclasses_stay_what_they_are(device: str, function: Any) -> None:
     class Named(Tensor):
         @classmethod

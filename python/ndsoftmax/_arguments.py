@@ -190,7 +190,8 @@ def check_out(out: object, input: Tensor, dtype: torch.dtype, bias: Tensor | Non
         raise RuntimeError(f"out must have dtype {dtype}, but has {out.dtype}")
     if out.device != input.device:
         raise RuntimeError(f"out must be on input's device, {input.device}, but is on {out.device}")
-    if torch.is_grad_enabled():
+    # (Dynamo does not know the second question)
+    if torch.is_grad_enabled() and (torch.compiler.is_dynamo_compiling() or not torch.is_inference_mode_enabled()):
         for name, tensor in (("input", input), ("out", out), ("bias", bias)):
             if tensor is not None and tensor.requires_grad:
                 raise RuntimeError(f"out= does not support automatic differentiation, but {name} requires grad")
