@@ -152,11 +152,7 @@ class Normalize(torch.autograd.Function):
 class PlainNormalize(Normalize):
     """The same for plain calls, which take no tangents."""
 
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, computed: tuple[Tensor, Call]) -> Tensor:
-        output, ctx.call = computed
-        ctx.save_for_backward(output)
-        return output
+    forward = staticmethod(_C.record_forward)
 
 
 class NormalizeGradient(torch.autograd.Function):
