@@ -21,7 +21,6 @@ from oracle import assert_forward
 from strategies import FLOATS, numbers
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import backend_registration
 from torch.utils.data import DataLoader, Dataset
 
 FUNCTIONS = pytest.mark.parametrize("function", [ndsoftmax.softmax, ndsoftmax.log_softmax])
@@ -128,16 +127,15 @@ def test_an_unsupported_device_is_named(function: Any) -> None:
         function(torch.zeros(2, 3, device="mtia:0"), 1)
 
 
-@pytest.mark.skipif(
-    not (hasattr(backend_registration, "_setup_privateuseone_for_python_backend") and hasattr(torch._C, "_acc")),
-    reason="this torch has no devices of one's own in Python",
-)
 def test_a_device_of_someone_elses() -> None:
     script = """
-        import torch, ndsoftmax
-        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-        _setup_privateuseone_for_python_backend("elsewhere")
-        there = torch._C._acc.create_empty_tensor((3, 4), torch.float32)
+        import sys, torch, ndsoftmax
+        try:
+            from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+            _setup_privateuseone_for_python_backend("elsewhere")
+            there = torch._C._acc.create_empty_tensor((3, 4), torch.float32)
+        except Exception:
+            sys.exit(77)
         assert not ndsoftmax._C.are_plain(there, there)
         try:
             ndsoftmax.softmax(there, 1)
@@ -146,7 +144,10 @@ def test_a_device_of_someone_elses() -> None:
         else:
             raise AssertionError
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+    if ended.returncode == 77:
+        pytest.skip("this torch has no devices of one's own in Python")
+    assert ended.returncode == 0
 
 
 @FUNCTIONS
