@@ -354,8 +354,8 @@ PyObject* plain_forward_quickly(PyObject*, PyObject* const* arguments, Py_ssize_
   return nullptr;
 }
 
-// The forward of the autograd.Function that records a plain call, of (ctx, input, (output, call)): from C, without a
-// frame of Python, it takes half the time.
+// The forward of the autograd.Function that records a plain call, of (ctx, input, (output, call)): a frame of Python
+// less is 0.1 us less at each call.
 PyObject* record_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   static PyObject* const call_name = PyUnicode_InternFromString("call");
   static PyObject* const save_name = PyUnicode_InternFromString("save_for_backward");

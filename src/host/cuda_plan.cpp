@@ -135,18 +135,26 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   return problem.fused.any ? 2 * rows.vectors <= room : 4 * rows.vectors <= 3 * room;
 }
 
+int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
+std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp) * kWarp; }
+
+// Threads, in whole warps, that hold a row or a part of one, where so many vectors of the row come to each.
+std::int64_t threads_for(const Rows& rows, std::int64_t vectors) {
+  return whole_warps(divide_up(rows.vectors, vectors));
+}
+
 // Of a row of more than 1024 elements that a warp could hold: whether a block, which has twice the threads for it,
 // would do worse. That is where rows begin anywhere, which costs each thread instructions, and where a fifth of the
 // threads would have nothing to do, unless rows are so few that all are under way at once.
 bool suits_warp(const Rows& rows, const Device& device) {
-  const std::int64_t room = divide_up(rows.vectors, kWarp * rows.held) * kWarp * rows.held;
+  const std::int64_t room = threads_for(rows, rows.held) * rows.held;
   return rows.ragged() || (5 * rows.vectors < 4 * room && rows.count > rows_under_way(kWarp, device));
 }
 
 Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device) {
   const int dim = static_cast<int>(problem.dim.size);
   const int source = size_of(problem.source), result = size_of(problem.result);
-  const int sources = problem.direction == Direction::backward ? 2 : 1;
+  const int sources = sources_of(problem);
   Plan plan;
   plan.staged = true;
   int unit;  // rows of one turn of all threads, and of whole vectors
@@ -216,11 +224,6 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
   return {plan};
 }
 
-// Threads, in whole warps, that hold a row or a part of one, where so many vectors of the row come to each.
-std::int64_t threads_for(const Rows& rows, std::int64_t vectors) {
-  return divide_up(divide_up(rows.vectors, vectors), kWarp) * kWarp;
-}
-
 Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_threads) {
   if (device.compute_capability < tuning::kAllKernelsFrom)
     return {{}, "rows held by a block need compute capability 8.0"};
@@ -247,9 +250,6 @@ double under_way(const Rows& rows, int cluster) {
   return (blocks == 1 ? 0.5 : 1.0) * resident * resident * cluster / room;
 }
 
-int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
-std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp) * kWarp; }
-
 // Clusters that stay: of the fewest blocks, two a multiprocessor where possible, that have room for two rows; where
 // none has, the largest.
 std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& rows, const Device& device,
@@ -260,7 +260,7 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
       Plan plan = row_plan(Regime::cluster, rows, std::int64_t{cluster} * tuning::kMaxBlock / resident);
       plan.staged = true;
       plan.cluster = cluster;
-      plan.block = static_cast<int>(whole_warps(divide_up(rows.vectors, std::int64_t{cluster} * plan.items)));
+      plan.block = static_cast<int>(threads_for(rows, cluster * plan.items));
       plan.threads_per_row = cluster * plan.block;
       const int part = plan.block * plan.items, bytes = sources_of(problem) * tuning::kVectorBytes;
       const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / resident) / bytes;

@@ -21,9 +21,8 @@ def write_fracs(path: Path, rows: Sequence[Row], title: str) -> None:
     figure = _figure(9, 1.6 + 0.24 * len(rows), title)
     axes = figure.subplots()
     for number, provider in enumerate(_providers(rows)):
-        fracs = [row.frac(provider) if provider in row.seconds else None for row in rows]
         axes.plot(
-            [math.nan if frac is None else frac for frac in fracs],
+            _fracs(rows, provider),
             range(len(rows)),
             _MARKERS[number % len(_MARKERS)],
             label=provider,
@@ -48,10 +47,9 @@ def write_fracs_by_dim(path: Path, rows: Sequence[Row], title: str) -> None:
     for dtype, axes in zip(dtypes, panels, strict=True):
         of_dtype = sorted((row for row in rows if row.dtype == dtype), key=lambda row: row.case.shape[-1])
         for number, provider in enumerate(_providers(rows)):
-            fracs = [row.frac(provider) if provider in row.seconds else None for row in of_dtype]
             axes.plot(
                 [row.case.shape[-1] for row in of_dtype],
-                [math.nan if frac is None else frac for frac in fracs],
+                _fracs(of_dtype, provider),
                 _MARKERS[number % len(_MARKERS)] + "-",
                 label=provider,
                 markersize=3,
@@ -68,7 +66,7 @@ def write_fracs_by_dim(path: Path, rows: Sequence[Row], title: str) -> None:
 
 
 def are_rows_of_many_widths(rows: Sequence[Row]) -> bool:
-    """Whether the cases are matrices with dim last, of which hardly two have the same width."""
+    """Whether the cases are matrices with dim last, of eight widths or more, no two of a dtype alike."""
     widths = {row.case.shape[-1] for row in rows}
     dtypes = {row.dtype for row in rows}
     matrices = all(len(row.case.shape) == 2 and row.case.dim == -1 and not row.case.fused for row in rows)
@@ -112,6 +110,11 @@ def write_roofline(path: Path, rows: Sequence[Row], roof: Roof, title: str) -> N
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     figure.savefig(path, dpi=120)
+
+
+def _fracs(rows: Sequence[Row], provider: str) -> list[float]:
+    fracs = (row.frac(provider) if provider in row.seconds else None for row in rows)
+    return [math.nan if frac is None else frac for frac in fracs]
 
 
 def _providers(rows: Sequence[Row]) -> list[str]:

@@ -247,7 +247,8 @@ class Launch {
   void part_statistics(std::int64_t tile, std::int64_t part, Statistics* statistics) const {
     auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
     if (!forward()) std::fill_n(max, tiling_.period, Real(0));
-    if (tiling_.shape == Shape::rows && copied()) return copied_row_statistics(tile, part_of_dim(part), *statistics);
+    if (tiling_.shape == Shape::rows && !reads_in_place())
+      return copied_row_statistics(tile, part_of_dim(part), *statistics);
     if (tiling_.shape == Shape::rows) {
       const Range dim = part_of_dim(part);
       const Offsets at = row_part(tile, dim);
@@ -379,7 +380,7 @@ class Launch {
   }
 
   const TypedKernels<Real>& kernels_of(bool neighbours) const {
-    return neighbours && reads_in_place() && writes_in_place() ? typed_ : typed(kReal);
+    return neighbours && !copied() ? typed_ : typed(kReal);
   }
 
   bool are_neighbours(Range rows) const {
@@ -605,11 +606,9 @@ class Launch {
     dim = reached(at, dim);
     if (dim.size() <= 0) return;
     const TypedKernels<Real>& kernels = typed(kReal);
-    if (!reads_in_place()) load_rows(at, {}, 1, dim, dim.size());
+    load_rows(at, {}, 1, dim, dim.size());
     if (forward())
       kernels.row_statistics(dim.size(), values, packed, max, sum);
-    else if (reads_in_place())
-      kernels.row_products(dim.size(), grad_at(at[kGrad] + dim.begin), source_at(at[kSource] + dim.begin), sum);
     else
       kernels.row_products(dim.size(), values, output, sum);
     statistics.combine({{forward() ? max[0] : 0, sum[0]}, fused() && living(0, dim.size())});
