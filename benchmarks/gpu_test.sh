@@ -43,7 +43,7 @@ sanitize() {
     if [ $tool = synccheck ]; then problems=(narrow); fi
     for part in $(seq "$PARTS"); do
       PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $tool "${ours[@]}" --error-exitcode 1 \
-        "$PYTHON" benchmarks/sanitize.py "$part/$PARTS" "${problems[@]}" >"$OUT/$tool-$part.log" 2>&1 &
+        "$PYTHON" tests/sanitize.py "$part/$PARTS" "${problems[@]}" >"$OUT/$tool-$part.log" 2>&1 &
       parts+=($!)
     done
     for pid in "${parts[@]}"; do wait "$pid" || failed=1; done
@@ -66,6 +66,12 @@ bench() {
       $bench --suite $suite ${direction:+--backward} --csv "$results/$suite$direction.csv" "${plot[@]}" |
         tee "$results/$suite$direction.txt"
     done
+  done
+  for direction in "" -backward; do
+    title "benchmark sweep"
+    if has matplotlib; then plot=(--plot "$results/sweep$direction.png"); fi
+    $bench --suite sweep --peers none ${direction:+--backward} --csv "$results/sweep$direction.csv" "${plot[@]}" |
+      tee "$results/sweep$direction.txt"
   done
   title "ladder"
   $bench --suite ladder --json "$results/ladder.json" | tee "$results/ladder.txt"

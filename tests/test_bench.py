@@ -80,10 +80,36 @@ def test_frac_counts_the_bytes_that_must_move():
     assert "slower than torch on 0 of 1 shapes" in text
 
 
+def regime_on(device, dtype):
+    return lambda shape: ndsoftmax.explain(shape, dtype=dtype, device=device).regime
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_the_sweep_has_the_dims_around_every_switch(dtype):
+    regime, elements, vector = regime_on("H200", dtype), (1 << 29) // dtype.itemsize, 16 // dtype.itemsize
+    dims = {case.shape[1] for case in suite("sweep", dtype, 1 << 29, regime)}
+    assert dims >= set(range(1000, 1101))
+    regimes = {dim: regime((elements // dim, dim)) for dim in range(1, 40_000)}
+    for offset in (0, 1):  # rows that start on 16 bytes, and others
+        for dim in range(vector + offset, 40_000 - vector, vector):
+            if regimes[dim] != regimes[dim + vector]:
+                assert dims >= set(range(dim, dim + vector + 1))
+
+
+def test_steps_between_neighbouring_dims_are_told():
+    def row(dim, seconds):
+        return Row(Case("neighbouring dims", (10, dim)), "float32", "forward", 1.0, 80 * dim, {"ndsoftmax": seconds})
+
+    rows = [row(dim, dim * (1.2 if dim == 105 else 1.0)) for dim in (*range(100, 110), 200)]
+    assert "time per element, float32: neighbouring dims differ by 20.0% at most (105, 106)" in summary(
+        rows, ["ndsoftmax"]
+    )
+
+
 @pytest.mark.parametrize("name", SUITES)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_suites(name, dtype):
-    cases = suite(name, dtype, 1 << 24)
+    cases = suite(name, dtype, 1 << 24, regime_on("T4", dtype))
     assert len(set(cases)) == len(cases) >= 8
     for case in cases:
         small = shrunk(case, 1 << 24, dtype)

@@ -83,6 +83,16 @@ def test_rows_so_wide_that_the_next_arrives_meanwhile(
     assert_gradient(backward(grad, y, 1), grad, y, log=log)
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("dim", "gap"), [(50_257, 0), (102_400, 0), (102_401, 8), (200_064, 0)])
+def test_many_wide_rows_that_clusters_hold(dim: int, gap: int, dtype: torch.dtype, log: bool) -> None:
+    x = normal((133, dim + gap))[:, :dim].to(dtype)
+    if ndsoftmax._C.device("cuda").compute_capability >= 90 and dtype == torch.float32:
+        assert ndsoftmax.explain(x, log=log).regime == "cluster"
+    assert_forward((ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x), x, 1, log=log)
+
+
 def assert_forward_and_backward(x: Tensor, *, log: bool) -> None:
     y = (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x)
     assert_forward(y.detach(), x.detach(), 1, log=log)

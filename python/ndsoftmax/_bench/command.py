@@ -32,6 +32,7 @@ examples:
   ndsoftmax bench 8x19x1024x1024 --dim 1 --peers torch,compile
   ndsoftmax bench --suite rows --dtype bfloat16 --csv rows.csv --plot rows.png
   ndsoftmax bench --suite ladder --json ladder.json     from the naive kernel to the last (needs a GPU and nvcc)
+  ndsoftmax bench --suite sweep --peers none            every dim of 1000 to 1100, and those where kernels take turns
   ndsoftmax bench --plot roofline.svg --roofline
 """
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=_options.dims, default=(-1,), help="of these shapes: -1, or 0,2 (default: -1)")
     parser.add_argument("--device", type=_options.device, help="cpu, cuda or cuda:1")
     parser.add_argument("--suite", type=_options.words(suites), help=f"shapes that are known: {', '.join(suites)}")
-    peers = [name for name in PROVIDERS if name != "ndsoftmax"]
+    peers = [*(name for name in PROVIDERS if name != "ndsoftmax"), "none"]
     parser.add_argument("--peers", type=_options.words(peers), default=["torch"], help=", ".join(peers))
     parser.add_argument("--dtype", type=_options.words(DTYPES), help=f"{', '.join(DTYPES)} (default: the first two)")
     parser.add_argument("--backward", action="store_true", help="the gradient instead of the result")
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure and report; what was measured is left behind also where Ctrl-C or an error ends it."""
     options.device = options.device or best_device()
     _check(options)
-    providers = _installed(["ndsoftmax", *options.peers])
+    providers = _installed(["ndsoftmax", *(name for name in options.peers if name != "none")])
     cases = [(dtype, _cases(options, dtype)) for dtype in options.dtype or _DEFAULT_DTYPES]
     climbs = _climbs(options)
     title = f"{header(options.device)}, {'backward' if options.backward else 'forward'}"
@@ -205,9 +206,13 @@ def _cases(options: argparse.Namespace, dtype_name: str) -> list[Case]:
     dtype, kind = DTYPES[dtype_name], options.device.type
     dim = options.dim[0] if len(options.dim) == 1 else options.dim
     cases = [Case("own", shape, dim) for shape in options.shapes]
+
+    def regime(shape: tuple[int, int]) -> str:
+        return ndsoftmax.explain(shape, dtype=dtype, device=options.device, backward=options.backward).regime
+
     for name in options.suite:
         if name != "ladder":
-            cases += [shrunk(case, MOST_BYTES[kind], dtype) for case in suite(name, dtype, FILL_BYTES[kind])]
+            cases += [shrunk(case, MOST_BYTES[kind], dtype) for case in suite(name, dtype, FILL_BYTES[kind], regime)]
     return cases
 
 

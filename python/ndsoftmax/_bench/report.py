@@ -39,7 +39,27 @@ def summary(rows: Sequence[Row], providers: Sequence[str]) -> str:
         lines.append(f"{group:<30}{dtype:<10}" + "".join(f"{cell:>16}" for cell in cells))
     if any(None in row.seconds.values() for row in rows):
         lines.append("* without the shapes that the provider refuses")
-    return "\n".join([*lines, *_slower_than_torch(rows)])
+    return "\n".join([*lines, *_largest_steps(rows), *_slower_than_torch(rows)])
+
+
+def _largest_steps(rows: Sequence[Row]) -> list[str]:
+    """Between rows of d and of d + 1 elements, by dtype: by how much the time of an element differs at most."""
+    times = {
+        (row.dtype, row.case.shape[-1]): seconds / row.case.numel
+        for row in rows
+        if len(row.case.shape) == 2 and row.case.dim == -1 and not row.case.fused
+        if (seconds := row.seconds.get("ndsoftmax")) is not None
+    }
+    lines = []
+    for dtype in dict.fromkeys(dtype for dtype, _ in times):
+        pairs = [(times[dtype, dim], times.get((dtype, dim + 1)), dim) for of, dim in times if of == dtype]
+        steps = [(max(one, next_one) / min(one, next_one) - 1, dim) for one, next_one, dim in pairs if next_one]
+        if len(steps) > 8:
+            step, dim = max(steps)
+            lines.append(
+                f"time per element, {dtype}: neighbouring dims differ by {step:.1%} at most ({dim}, {dim + 1})"
+            )
+    return lines
 
 
 def _slower_than_torch(rows: Sequence[Row]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ _LAST_DIMS = [
     *(1030, 2048, 3072, 4095, 4096, 5120, 8192, 10000, 16384, 30522, 32768, 49408, 50304, 64000, 65536),
     *(102400, 129280, 200064, 256000),
 ]
+_EVERY_DIM = range(1000, 1101)
+_WIDEST = 1 << 20
+_BESIDE_A_SWITCH = 3  # dims on either side
 _FEW_ROWS = [(rows, dim) for rows in (1, 2, 8, 32) for dim in (32000, 129280, 262144)]
 _ONE_ROW = [(1, 1 << exponent) for exponent in (20, 22, 24, 26)]
 _SMALL = [(rows, dim) for rows in (1, 32, 256, 4096) for dim in (10, 64, 197, 1000, 4096)]
@@ -76,7 +81,7 @@ _MASKED: list[tuple[tuple[int, ...], int, str, tuple[int, ...]]] = [
     ((2, 8, 8192, 8192), -1, "causal", ()),
 ]
 
-SUITES = ("attention", "vocab", "vision", "rows", "few", "small", "strided", "masked")
+SUITES = ("attention", "vocab", "vision", "rows", "sweep", "few", "small", "strided", "masked")
 
 
 @dataclass(frozen=True)
@@ -101,8 +106,11 @@ class Case:
         return math.prod(self.shape)
 
 
-def suite(name: str, dtype: torch.dtype, fill_bytes: int) -> list[Case]:
-    """Return the cases of a suite; `rows` takes as many rows as fill `fill_bytes`."""
+def suite(name: str, dtype: torch.dtype, fill_bytes: int, regime: Callable[[tuple[int, int]], str]) -> list[Case]:
+    """Return the cases of a suite; `rows` and `sweep` take as many rows as fill `fill_bytes`.
+
+    `regime` names the kernel that rows of this dtype would run.
+    """
     if name == "attention":
         return [Case("attention", shape, what=what) for what, shape in _ATTENTION.items()]
     if name == "vocab":
@@ -114,9 +122,12 @@ def suite(name: str, dtype: torch.dtype, fill_bytes: int) -> list[Case]:
     if name == "vision":
         cases = [Case("vision", shape, dim, what=what) for what, (shape, dim) in _VISION.items()]
         return [*cases, Case("vision", (8, 21, 512, 512), 1, torch.channels_last, "Pascal VOC")]
+    elements = fill_bytes // dtype.itemsize
     if name == "rows":
-        elements = fill_bytes // dtype.itemsize
         return [Case(_width(dim), (elements // dim, dim)) for dim in _LAST_DIMS]
+    if name == "sweep":
+        dims = {*_EVERY_DIM, *_beside_switches(lambda dim: regime((elements // dim, dim)), dtype)}
+        return [Case("neighbouring dims", (elements // dim, dim)) for dim in sorted(dims)]
     if name == "few":
         return [Case("1…32 wide rows", shape) for shape in _FEW_ROWS + _ONE_ROW]
     if name == "small":
@@ -125,6 +136,20 @@ def suite(name: str, dtype: torch.dtype, fill_bytes: int) -> list[Case]:
         channels_last = Case("dim not last", (64, 21, 256, 256), 1, torch.channels_last)
         return [*(Case("dim not last", shape, dim) for shape, dim in _STRIDED), channels_last]
     return [Case("masked", shape, dim, fused=fused, beside=beside) for shape, dim, fused, beside in _MASKED]
+
+
+def _beside_switches(regime: Callable[[int], str], dtype: torch.dtype) -> Iterator[int]:
+    """The dims around each from which rows that start on 16 bytes, or those that do not, run another kernel."""
+    vector = 16 // dtype.itemsize
+    for offset in (0, 1):
+        dims = [round(_WIDEST ** (i / 100)) // vector * vector + offset for i in range(1, 101)]
+        for before, after in pairwise(dims):
+            if not 0 < before < after or regime(before) == regime(after):
+                continue
+            while after - before > vector:
+                middle = before + (after - before) // vector // 2 * vector
+                before, after = (middle, after) if regime(middle) == regime(before) else (before, middle)
+            yield from range(max(before - _BESIDE_A_SWITCH, 1), after + _BESIDE_A_SWITCH + 1)
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
