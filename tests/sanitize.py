@@ -39,6 +39,9 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((70000, 3), 1, (None,), 2),
     ((67, WIDEST), 1, (None,), 1),  # and so wide that backward's next row arrives while one is computed
 ]
+# What regimes may refuse: rows of 1025 are warps' where they are of 16 bits and nothing is fused, and the two operands
+# of a row of 9000 in float64 are more than a block holds.
+MAY_BE_REFUSED = {((3, 1025), "warp"), ((2, 9000), "block")}
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float64, None)]
 
 
@@ -55,8 +58,9 @@ def fusions(x: Tensor, dims: tuple[int, ...]) -> Iterator[tuple[dict[str, Any], 
 
 
 def assert_close(got: Tensor, exact: Tensor, size: Tensor) -> None:
-    """To some hundredths of `size`: 16 bits round outputs, and exponentials of those, by so much."""
-    wrong = ~((got.double() - exact).abs().where(got != exact, 0) <= 0.06 * size + 1e-6)
+    """To a part of `size`, some hundredths of it where 16 bits round outputs, and exponentials of those, by so much."""
+    part = 0.06 if got.dtype.itemsize == 2 else 1e-3
+    wrong = ~((got.double() - exact).abs().where(got != exact, 0) <= part * size + 1e-6)
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements are wrong"
 
 
@@ -75,20 +79,20 @@ def main() -> None:
             x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
             for fused, included in islice(fusions(x.detach(), dims), *(few or [None])):
                 for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
-                    try:
-                        y = function(x, dim, result, **fused)
-                        grad_output = torch.randn_like(y) + 1
-                        (grad,) = torch.autograd.grad(y, x, grad_output)
-                    except ValueError as error:  # a regime that does not take this dtype, or not backward
-                        if regime is None or "cannot take" not in str(error):
-                            raise
-                        continue
                     log = function is ndsoftmax.log_softmax
                     scale = fused.get("scale", 1)
-                    exact = oracle.masked_forward(x.detach(), dims, included, fused.get("bias"), scale, log=log)
-                    assert_close(y.detach(), exact, exact.abs().clamp(min=1) if log else exact)
+                    try:
+                        y = function(x, dim, result, **fused)
+                        exact = oracle.masked_forward(x.detach(), dims, included, fused.get("bias"), scale, log=log)
+                        assert_close(y.detach(), exact, exact.abs().clamp(min=1) if log else exact)
+                        grad_output = (torch.randn_like(y) + 1).where(included, 0)  # nothing comes from the others
+                        (grad,) = torch.autograd.grad(y, x, grad_output)
+                    except ValueError as error:
+                        if "cannot take" not in str(error) or (shape, regime) not in MAY_BE_REFUSED:
+                            raise
+                        print("refused:", error)
+                        continue
                     exact = exact.clamp(min=-1e9)  # whose exponential is zero, too
-                    grad_output = grad_output.where(included, 0)  # nothing comes from what is excluded
                     exact_grad = oracle.backward(grad_output, exact, dims, log=log) * scale
                     assert_close(grad, exact_grad, oracle.magnitude(grad_output, exact, dims, log=log))
     print("every problem ran")

@@ -98,7 +98,9 @@ def test_the_sweep_has_the_dims_around_every_switch(dtype):
 
 def test_steps_between_neighbouring_dims_are_told():
     def row(dim, seconds):
-        return Row(Case("neighbouring dims", (10, dim)), "float32", "forward", 1.0, 80 * dim, {"ndsoftmax": seconds})
+        return Row(
+            Case("neighbouring dims", (10, dim)), "float32", "forward", float(dim), 80 * dim, {"ndsoftmax": seconds}
+        )
 
     rows = [row(dim, dim * (1.2 if dim == 105 else 1.0)) for dim in (*range(100, 110), 200)]
     assert "time per element, float32: neighbouring dims differ by 20.0% at most (105, 106)" in summary(

@@ -154,6 +154,14 @@ def test_more_dims_than_there_can_be(device: str, function: Any) -> None:
 
 
 @FUNCTIONS
+def test_no_dim_at_all(device: str, function: Any) -> None:
+    x, operator = torch.zeros(2, 3, device=device), getattr(torch.ops.ndsoftmax, function.__name__)
+    for call in (lambda: function(x, ()), lambda: operator(x, []), lambda: operator(x.to("meta"), [])):
+        with pytest.raises(ValueError, match="dim must name at least one dimension"):
+            call()
+
+
+@FUNCTIONS
 def test_more_unrelated_dimensions_than_kernels_step_through(device: str, function: Any) -> None:
     torchs = torch.softmax if function is ndsoftmax.softmax else torch.log_softmax
     x, grad = (numbers(15, seed, device=device).as_strided((2,) * 14, (1,) * 14) for seed in (0, 1))  # none merge

@@ -510,6 +510,19 @@ def test_backward_operators_are_autograds(device: str) -> None:
             x = x.detach()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (1, 1), ()], ids=str)
+def test_the_gradient_of_a_wide_bias_is_added_up_wide(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = numbers(2 * 20_000, 0, dtype, device).view(20_000, 2)
+    bias = torch.zeros(shape, device=device, requires_grad=True)
+    grad = torch.tensor([64.0, 0.0], dtype=dtype, device=device).expand(20_000, 2)
+    y = ndsoftmax.softmax(x, 1, bias=bias)
+    (got,) = torch.autograd.grad(y, bias, grad)  # up to 64 · 20,000 / 4, more than float16 has
+    of_each = oracle.backward(grad, y.detach(), 1, log=False).to(dtype).double()  # each rounded, as documented
+    assert got.dtype == torch.float32
+    assert_close(got, of_each.sum_to_size(shape), of_each.abs().sum_to_size(shape), eps=1e-6)
+
+
 def test_a_wide_bias_is_not_rounded(device: str) -> None:
     x, bias = numbers(40, 0, device=device).view(4, 10), numbers(10, 1, device=device) * 30
     got = ndsoftmax.softmax(x, dtype=torch.bfloat16, bias=bias)

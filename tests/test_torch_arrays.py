@@ -130,3 +130,8 @@ def test_results_that_cannot_be_arrays_are_refused(function: Any) -> None:
         function(X, dtype=torch.bfloat16)
     with pytest.raises(TypeError, match="input is a OfNoLibrary, whose library takes nothing back"):
         function(OfNoLibrary())
+    bias = torch.zeros(X.shape[-1], dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="bias requires grad, but input is an array"):
+        function(X, bias=bias)
+    with torch.no_grad():
+        assert type(function(X.astype("float64"), bias=bias)) is type(X)

@@ -89,7 +89,8 @@ struct Problem {
 // Splits tensors of equal shape into outer × dim × inner. `dims` may be negative and in any order.
 // `grad` is null for forward. Throws std::out_of_range for a dim out of range, std::runtime_error for a repeated
 // dim, operands of different shapes or that do not broadcast, dtypes that do not go together or more than kMaxGroups
-// groups on one axis, std::invalid_argument for a diagonal without rows or along another dim than the last.
+// groups on one axis, std::invalid_argument for no dim at all or a diagonal without rows or along another than the
+// last.
 Problem make_problem(Operation operation, const TensorView& source, const TensorView* grad, const TensorView& result,
                      std::span<const std::int64_t> dims, const Fusion& fusion = {});
 

@@ -71,6 +71,8 @@ def is_fused(source: torch.dtype, result: torch.dtype) -> bool:
 
 def wrap_dims(dims: Sequence[int], rank: int) -> list[int]:
     """`dims` counted from the first dimension; raises, in torch's words, unless they are in range and different."""
+    if not dims:
+        raise ValueError("dim must name at least one dimension, but is empty")
     reach = max(rank, 1)  # a 0-d tensor is one element along dim 0 or -1
     wrapped: list[int] = []
     for dim in dims:
@@ -98,8 +100,12 @@ def check_bias(bias: object, input: Tensor, computed_dtype: torch.dtype) -> None
     _check_beside("bias", bias, input)
     assert isinstance(bias, Tensor)
     if bias.dtype != input.dtype and not is_fused(computed_dtype, bias.dtype):
-        wide = " or torch.float32" if computed_dtype in (torch.float16, torch.bfloat16) else ""
-        raise TypeError(f"bias must be {computed_dtype}{wide}, as input is, but is {bias.dtype}")
+        allowed = [computed_dtype, *([input.dtype] if input.is_floating_point() else [])]
+        wide = [torch.float32] if computed_dtype in (torch.float16, torch.bfloat16) else []
+        names = " or ".join(map(str, dict.fromkeys(allowed + wide)))
+        raise TypeError(
+            f"bias must be {names}, to be added to {input.dtype} cast to {computed_dtype}, but is {bias.dtype}"
+        )
     check_broadcast("bias", bias, input)
 
 

@@ -14,8 +14,12 @@ def is_array(input: object) -> bool:
     return not isinstance(input, Tensor) and hasattr(type(input), "__dlpack__")
 
 
-def check_array(array: Any, dtype: torch.dtype | None) -> None:
+def check_array(array: Any, dtype: torch.dtype | None, bias: object) -> None:
     """Raises unless the result can be an array of the same library."""
+    if isinstance(bias, Tensor) and bias.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "bias requires grad, but input is an array, whose softmax cannot; pass a tensor, or bias.detach()"
+        )
     if _is_numpy(array):
         if dtype == torch.bfloat16:
             raise TypeError("dtype is torch.bfloat16, which NumPy has not; it may be float16, float32 or float64")

@@ -222,6 +222,14 @@ def _living(output: Tensor, mask: Tensor | None, dims: Dims, log: bool, options:
     return living
 
 
+def _summed(gradient: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """`gradient` added up, in `dtype`, over the dimensions along which `shape` was broadcast."""
+    new = gradient.dim() - len(shape)
+    stretched = [new + axis for axis, size in enumerate(shape) if size == 1 and gradient.size(new + axis) != 1]
+    axes = [*range(new), *stretched]
+    return gradient.sum(axes, dtype=dtype).reshape(shape) if axes else gradient
+
+
 class MaskedNormalize(torch.autograd.Function):
     """masked_softmax and masked_log_softmax, differentiable with respect to input and bias."""
 
@@ -246,7 +254,7 @@ class MaskedNormalize(torch.autograd.Function):
         else:  # the bias is added to input · scale: its gradient is that of their sum
             shape, dtype = ctx.bias
             grad_sum = BACKWARD[ctx.log](grad, output, mask, ctx.dims, None, where, 1.0, causal)
-            grad_bias = grad_sum.sum_to_size(shape).to(dtype)
+            grad_bias = _summed(grad_sum, shape, torch.promote_types(grad_sum.dtype, dtype)).to(dtype)
             if ctx.needs_input_grad[0]:
                 grad_input = (grad_sum * scale).to(ctx.input_dtype) if scale != 1 else grad_sum.to(ctx.input_dtype)
         return grad_input, None, grad_bias, None

@@ -235,7 +235,7 @@ def _long_way(
     if has_torch_function(tensors):
         result: Tensor = handle_torch_function(function, tensors, input, dim, dtype, **fused, out=out)
     elif is_array(input):
-        check_array(input, dtype)
+        check_array(input, dtype, fused.get("bias"))
         fused = {name: as_tensor(value) if is_array(value) else value for name, value in fused.items()}
         result = like_array(function(as_tensor(input), dim, dtype, **fused, out=out), input)
     else:

@@ -40,6 +40,7 @@ int misalignment_of(const TensorView* tensor) {
 DimSet softmax_dims(std::span<const std::int64_t> dims, int rank) {
   const std::int64_t range = std::max(rank, 1);  // a 0-d tensor is one element along dim 0 or -1
   DimSet chosen;
+  if (dims.empty()) throw std::invalid_argument("dim must name at least one dimension, but is empty");
   for (const std::int64_t dim : dims) {
     if (dim < -range || dim >= range)
       throw std::out_of_range("Dimension out of range (expected to be in range of [" + std::to_string(-range) + ", " +

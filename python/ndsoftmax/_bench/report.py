@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ndsoftmax._bench.measure import Row
+from ndsoftmax._bench.shapes import SWEEP
 
 
 def titles(providers: Sequence[str], width: int) -> str:
@@ -43,22 +44,23 @@ def summary(rows: Sequence[Row], providers: Sequence[str]) -> str:
 
 
 def _largest_steps(rows: Sequence[Row]) -> list[str]:
-    """Between rows of d and of d + 1 elements, by dtype: by how much the time of an element differs at most."""
-    times = {
-        (row.dtype, row.case.shape[-1]): seconds / row.case.numel
+    """Of the sweep, by dtype: by how much the time of an element differs between rows of d and of d + 1 at most.
+
+    In units of the copy's, which was measured beside each: what disturbs both is no step.
+    """
+    fracs = {
+        (row.dtype, row.case.shape[-1]): frac
         for row in rows
-        if len(row.case.shape) == 2 and row.case.dim == -1 and not row.case.fused
-        if (seconds := row.seconds.get("ndsoftmax")) is not None
+        if row.case.group == SWEEP and (frac := row.frac("ndsoftmax")) is not None
     }
     lines = []
-    for dtype in dict.fromkeys(dtype for dtype, _ in times):
-        pairs = [(times[dtype, dim], times.get((dtype, dim + 1)), dim) for of, dim in times if of == dtype]
-        steps = [(max(one, next_one) / min(one, next_one) - 1, dim) for one, next_one, dim in pairs if next_one]
-        if len(steps) > 8:
+    for dtype in dict.fromkeys(dtype for dtype, _ in fracs):
+        pairs = [(frac, fracs.get((dtype, dim + 1)), dim) for (of, dim), frac in fracs.items() if of == dtype]
+        steps = [(max(one, following) / min(one, following) - 1, dim) for one, following, dim in pairs if following]
+        if steps:
             step, dim = max(steps)
-            lines.append(
-                f"time per element, {dtype}: neighbouring dims differ by {step:.1%} at most ({dim}, {dim + 1})"
-            )
+            neighbours = f"({dim}, {dim + 1})"
+            lines.append(f"time per element, {dtype}: neighbouring dims differ by {step:.1%} at most {neighbours}")
     return lines
 
 

@@ -81,6 +81,8 @@ _MASKED: list[tuple[tuple[int, ...], int, str, tuple[int, ...]]] = [
     ((2, 8, 8192, 8192), -1, "causal", ()),
 ]
 
+SWEEP = "neighbouring dims"  # the group of that suite
+
 SUITES = ("attention", "vocab", "vision", "rows", "sweep", "few", "small", "strided", "masked")
 
 
@@ -127,7 +129,7 @@ def suite(name: str, dtype: torch.dtype, fill_bytes: int, regime: Callable[[tupl
         return [Case(_width(dim), (elements // dim, dim)) for dim in _LAST_DIMS]
     if name == "sweep":
         dims = {*_EVERY_DIM, *_beside_switches(lambda dim: regime((elements // dim, dim)), dtype)}
-        return [Case("neighbouring dims", (elements // dim, dim)) for dim in sorted(dims)]
+        return [Case(SWEEP, (elements // dim, dim)) for dim in sorted(dims)]
     if name == "few":
         return [Case("1…32 wide rows", shape) for shape in _FEW_ROWS + _ONE_ROW]
     if name == "small":
