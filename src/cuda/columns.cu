@@ -39,6 +39,7 @@ struct ColumnsArguments {
   int width;  // vectors of columns that a block has
   int log2_fold;
   work::Divider strip;  // columns of an element of dim, where they are folded
+  int log2_parts[2];    // threads that combine a column: of the states of a block's teams, and of a cluster's blocks
   Fusing<Operation> fusing;
 };
 
@@ -84,8 +85,12 @@ class ColumnsExchange {
     __syncthreads();
     // the first place of a column: folded ones have `fold` places, a strip apart
     const int strip = arguments_.strip.size, folded = strip << log2_fold;
-    const auto place = [&](int i) { return i + arguments_.strip.quotient(i) * (folded - strip); };
+    const auto place = [&](int i) { return log2_fold == 0 ? i : i + arguments_.strip.quotient(i) * (folded - strip); };
     const auto give = [&](int i, int part, int parts, const State& state) {
+      if (log2_fold == 0) {
+        if (part == 0) whole->state[i] = state;
+        return;
+      }
       for (int copy = part; copy < fold; copy += parts) whole->state[place(i) + copy * strip] = state;
     };
     const auto of_team = [&](int i, int part) {
@@ -94,13 +99,15 @@ class ColumnsExchange {
     State* const of_blocks = (of_teams + width_ * teams_)->state;
     const auto mine = static_cast<int>(blockIdx.x) - arguments_.cluster.quotient(blockIdx.x) * cluster;
     if (cluster > 1) ArrivalBarrier::await_cluster();
-    gather<State>(columns_, teams_ << log2_fold, of_team, [&](int i, int part, int parts, const State& block) {
+    const auto send = [&](int i, int part, int parts, const State& block) {
       if (cluster == 1) return give(i, part, parts, block);
       for (int rank = part; rank < cluster; rank += parts) complete_.send(block, of_blocks + mine * columns_ + i, rank);
-    });
+    };
+    gather<State>(columns_, teams_ << log2_fold, arguments_.log2_parts[0], of_team, send);
     if (cluster > 1) {
       complete_.wait(columns_ * cluster * sizeof(State));
-      gather<State>(columns_, cluster, [&](int i, int rank) { return of_blocks[rank * columns_ + i]; }, give);
+      const auto of_block = [&](int i, int rank) { return of_blocks[rank * columns_ + i]; };
+      gather<State>(columns_, cluster, arguments_.log2_parts[1], of_block, give);
     }
     __syncthreads();
     return whole[column];
@@ -239,16 +246,20 @@ class HeldColumns {
         for (auto& state : states.state) state.max = larger(state.max, __shfl_xor_sync(kAllLanes, state.max, offset));
       });
     }
-    each_terms([&](int first, int k, Term(&terms)[kTogether]) {
-      auto& state = states.state[k];
-      if constexpr (kForward && !kRaw) {
-        state.sum += operation_.template reduce<kTogether, 1, 1, false>(terms, kTogether, Known{state.max}).sum;
+    if constexpr (kForward && !kRaw) {
+      parted(operation_.log, [&](auto log) {  // asked for each of them, it would keep them from overlapping
+        const typename Operation::template With<decltype(log)> told{log};
+        each_terms([&](int first, int k, Term(&terms)[kTogether]) {
+          auto& state = states.state[k];
+          state.sum += told.template reduce<kTogether, 1, 1, false>(terms, kTogether, Known{state.max}).sum;
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) source_[first + i].set(k, terms[i]);
-      } else {
-        operation_.template add<kTogether>(state, terms);
-      }
-    });
+          for (int i = 0; i < kTogether; ++i) source_[first + i].set(k, terms[i]);
+        });
+      });
+    } else {
+      each_terms(
+          [&](int, int k, Term(&terms)[kTogether]) { operation_.template add<kTogether>(states.state[k], terms); });
+    }
     over_lanes([&](int offset) {
 #pragma unroll
       for (auto& state : states.state) {
@@ -503,6 +514,9 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);
+    const int columns = plan.rows_per_block / layout.fold, teams = layout.along >> arguments.log2_lanes;
+    arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold, plan.block);
+    arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
     visit_int<0, tuning::columns_kernels(sizeof(Source)) - 1>(columns_kernel(problem, plan), [&](auto kernel) {
       launch_grid<hold_columns<Operation, kernel>>(arguments, plan, pointers, stream);
     });

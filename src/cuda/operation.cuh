@@ -75,15 +75,18 @@ class PartialSums {
   Real of_[kPartials]{};
 };
 
-// 1 / x, likewise: in full, it is ten instructions and a branch, which show where rows are tiny. Sums are never
-// denormal.
+// 1 / x, likewise: in full, it is ten instructions and a branch, which show where rows are tiny and where threads have
+// several columns. What the hardware returns for 32 bits is made exact by one step of Newton's, unless it is 0,
+// infinite or NaN. Sums are never denormal.
 template <typename Result, typename Real>
 __device__ __forceinline__ Real reciprocal_for(Real x) {
 #if defined(__CUDACC__)
-  if constexpr (sizeof(Result) == 2) {
+  if constexpr (sizeof(Result) <= 4) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+    if constexpr (sizeof(Result) == 2) return y;
+    const float error = fmaf(-x, y, 1);
+    return error == error ? fmaf(y, error, y) : y;
   }
 #endif
   return 1 / x;
@@ -105,10 +108,13 @@ struct Forward {
 
   Log log;
 
-  // Calls visit(log).
+  // Calls visit(log); of 32-bit results, where asking would cost each element instructions, with a constant.
   template <typename Visit>
   __device__ __forceinline__ void with_log(const Visit& visit) const {
-    visit(log);
+    if constexpr (sizeof(Result) == 4)
+      parted(log, visit);
+    else
+      visit(log);
   }
 
   __device__ __forceinline__ static Term term(Real x, Real) { return x; }
@@ -201,7 +207,7 @@ struct Forward {
 #pragma unroll
     for (int i = 0; i < kItems * kPerItem; ++i)
       sums.add(i, exponential(terms[i / kPerItem * kStep + i % kPerItem] - shift, log));
-    state.sum = state.sum * State::rescale(state.max, max) + sums.total();
+    state.sum = state.sum * rescale(state.max, max) + sums.total();
     state.max = max;
   }
 
@@ -213,18 +219,23 @@ struct Forward {
   struct Finish {
     Real max;
     Real from_kept;  // log_softmax: taken from terms, or, where those are distances, from the result
-    // softmax: moves a term from the maximum of its team to that of the row. It is no part of `scale`, because 2^kBias
-    // in the sum would make their product underflow before the result does.
+    // softmax: moves a term from the maximum of its team to that of the row. It is no part of `scale`, which is all
+    // that again() takes; and of 16-bit results, 2^kBias in the sum would make their product underflow before the
+    // result does.
     Real factor;
     Real scale;        // softmax: 1 / sum
     Real from_result;  // log_softmax: the logarithm of the sum
 
-    __device__ __forceinline__ Real operator()(Term term, Log) const {
+    template <typename Told>
+    __device__ __forceinline__ Real operator()(Term term, Told) const {
       if constexpr (kKeepsDistances) return term * factor * scale - from_kept;
-      return (term - from_kept) * factor * scale - from_result;
+      if constexpr (std::is_same_v<Told, std::true_type>) return (term - from_kept) - from_result;
+      if constexpr (std::is_same_v<Told, std::false_type>) return term * (factor * scale);
+      return (term - from_kept) * (factor * scale) - from_result;
     }
-    __device__ __forceinline__ Real again(Term x, Log log) const {
-      return Exponential<Result>::of(x - max, Exponential<Result>::kBias, log) * scale - from_result;
+    template <typename Told>
+    __device__ __forceinline__ Real again(Term x, Told told) const {
+      return Exponential<Result>::of(x - max, Exponential<Result>::kBias, told) * scale - from_result;
     }
 
     // Decides what a row gets that has nothing but -inf, or nothing at all: its sum is 0.
@@ -249,7 +260,7 @@ struct Forward {
   __device__ __forceinline__ Finish finish(const State& held, const State& row) const {
     Finish result = finish(row);
     if (!log)
-      result.factor = State::rescale(held.max, row.max);
+      result.factor = rescale(held.max, row.max);
     else if constexpr (kKeepsDistances)
       result.from_kept += held.max == row.max ? 0 : row.max - held.max;
     else
@@ -263,6 +274,11 @@ struct Forward {
   template <typename Told>
   __device__ __forceinline__ static Real exponential(Real x, Told log) {
     return Exponential<Result>::of(x, log ? 0 : Exponential<Result>::kBias, std::false_type{});
+  }
+  // State::rescale() without a branch, which would keep those of several columns from overlapping; as exact as the
+  // result can show.
+  __device__ __forceinline__ static Real rescale(Real from, Real to) {
+    return Exponential<Result>::of(from == to ? Real(0) : from - to, 0, std::false_type{});
   }
   template <typename Raw, int kVectors>
   __device__ __forceinline__ static Real largest(const Raw (&raw)[kVectors]) {

@@ -101,21 +101,22 @@ __device__ __forceinline__ void combine_all(Sums& state, int count, const At& at
 }
 
 // Calls then(column, part, parts, state) for every column with the combination of at(column, 0), …,
-// at(column, count - 1), from each of the threads that share the column: as many as there are states, up to a warp, or
-// as the block has for each column. The whole block, of whole warps, must call.
+// at(column, count - 1), from each of the threads that share the column, as many as work::log2_parts() says. The whole
+// block, of whole warps, must call.
 template <typename State, typename At, typename Then>
-__device__ __forceinline__ void gather(int columns, int count, const At& at, const Then& then) {
-  int log2_parts = 0;
-  while (log2_parts < 5 && 1 << log2_parts < count && columns << (log2_parts + 1) <= static_cast<int>(blockDim.x))
-    ++log2_parts;
+__device__ __forceinline__ void gather(int columns, int count, int log2_parts, const At& at, const Then& then) {
   const Lanes parts{1 << log2_parts, 1};
   const int part = threadIdx.x & (parts.lanes - 1);
+  const int mine = (count - part + parts.lanes - 1) >> log2_parts;
   for (int first = 0; first < columns; first += blockDim.x >> log2_parts) {
     const int column = first + (threadIdx.x >> log2_parts);
     State state;
-    if (column < columns)
-      combine_all(state, (count - part + parts.lanes - 1) >> log2_parts,
-                  [&](int i) { return at(column, part + (i << log2_parts)); });
+    if (column < columns) {
+      if (mine == 1)
+        state = at(column, part);
+      else
+        combine_all(state, mine, [&](int i) { return at(column, part + (i << log2_parts)); });
+    }
     if (parts.lanes > 1) state = parts.combine(state);
     if (column < columns) then(column, part, parts.lanes, state);
   }

@@ -28,7 +28,7 @@ struct StridedArguments {
   const Source* source;
   const Source* grad;
   typename Operation::Result* result;
-  typename Operation::State* states;  // columns × splits
+  typename Operation::State* states;  // splits × columns
   std::int64_t columns;               // in vectors
   std::int64_t dim;
   std::int64_t inner;  // in vectors
@@ -95,9 +95,19 @@ class Columns {
     return memory<kOperand>(offset_of(base, item));
   }
 
-  // Once, after load().
-  __device__ __forceinline__ void terms(Raw& raw, Index base, int item, Term* terms) const {
-    if constexpr (Operation::kFused && !kIsBackward<Operation>) {
+  // What is not loaded.
+  __device__ __forceinline__ Raw nothing() const {
+    Raw raw{};
+    if constexpr (!kIsBackward<Operation>) raw.source = Vec<Source, kVector>::filled(Operation::nothing());
+    return raw;
+  }
+
+  // Once, after load(), or, where the element is not there, nothing().
+  __device__ __forceinline__ void terms(Raw& raw, Index base, int item, bool exists, Term* terms) const {
+    if (Operation::kFused && !exists) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) terms[k] = arguments_.fusing.operation.nothing();
+    } else if constexpr (Operation::kFused && !kIsBackward<Operation>) {
       const auto fused = resolved(base, item, raw.extras);
       fused.terms(0, raw.extras, [&](int k) { return raw.source.widened(k); }, terms);
     } else {
@@ -244,8 +254,9 @@ class TileExchange {
     State* const of_blocks = of_teams + columns_ * parts;
     const int mine = blockIdx.x % cluster;
     if (cluster > 1) ArrivalBarrier::await_cluster();
+    const auto log2_parts = [&](int count) { return work::log2_parts(columns_, count, static_cast<int>(blockDim.x)); };
     gather<State>(
-        columns_, parts, [&](int column, int team) { return of_teams[column * parts + team]; },
+        columns_, parts, log2_parts(parts), [&](int column, int team) { return of_teams[column * parts + team]; },
         [&](int column, int part, int lanes, const State& block) {
           if (cluster == 1) return give(column, part, lanes, block);
           for (int rank = part; rank < cluster; rank += lanes)
@@ -253,7 +264,9 @@ class TileExchange {
         });
     if (cluster > 1) {
       complete_.wait(columns_ * cluster * sizeof(State));
-      gather<State>(columns_, cluster, [&](int column, int rank) { return of_blocks[column * cluster + rank]; }, give);
+      gather<State>(
+          columns_, cluster, log2_parts(cluster),
+          [&](int column, int rank) { return of_blocks[column * cluster + rank]; }, give);
     }
     __syncthreads();
     if (thread.column < words_)
@@ -766,6 +779,12 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
   }
 }
 
+// The states of a thread's columns: they move 16 bytes at a time, where they are as many.
+template <typename State, int kVector>
+struct alignas(sizeof(State) * kVector < 16 ? sizeof(State) * kVector : 16) StatesOf {
+  State of[kVector];
+};
+
 template <typename Operation, int kVector>
 __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& arguments) {
   using ColumnsOf = Columns<Operation, kVector, std::int64_t>;
@@ -774,8 +793,11 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
       tuning::strided_online_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
 
   const Operation operation = arguments.fusing.operation;
-  await_kernel_before();
-  let_next_kernel_begin();
+  // the launch before that of Phase::write is that of the statistics, which began after all that the source waits for
+  if (arguments.phase != Phase::write) {
+    await_kernel_before();
+    let_next_kernel_begin();
+  }
   const int width = arguments.along.quotient(blockDim.x);
   __shared__ ArrivalBarrier complete;
   const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory(), complete);
@@ -785,67 +807,77 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   const ColumnsOf columns(arguments, column, exchange.thread.along);
   const work::Part part = work::part_of(arguments.dim, split, arguments.splits);
   const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
-  // Calls visit(base, raw) for the thread's elements from `base` on, `step` altogether: at once, if they are all there.
-  const auto some = [&](std::int64_t base, const auto& visit) {
-    const auto these = [&](std::int64_t first, auto count) {
-      typename ColumnsOf::Raw raw[count];
+  using Raws = typename ColumnsOf::Raw[kUnroll];
+  const auto has = [&](std::int64_t base, int i) { return base >= part.begin && columns.has(base, i, part.end); };
+  // The thread's elements from `base` on, `step` altogether; what is not there counts for nothing.
+  const auto load = [&](std::int64_t base, Raws& raw) {
 #pragma unroll
-      for (int i = 0; i < count; ++i) raw[i] = columns.load(first, i);
-      visit(first, raw);
-    };
-    if (base + step <= part.end) return these(base, std::integral_constant<int, kUnroll>{});
-#pragma unroll 1
-    for (; columns.has(base, 0, part.end); base += arguments.along.size) these(base, std::integral_constant<int, 1>{});
+    for (int i = 0; i < kUnroll; ++i) raw[i] = has(base, i) ? columns.load(base, i) : columns.nothing();
+  };
+  using States = StatesOf<typename Operation::State, kVector>;
+  auto* const states = reinterpret_cast<States*>(arguments.states);
+  Raws raw, next;  // which is under way meanwhile
+  const auto advance = [&] {
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) raw[i] = next[i];
   };
 
   typename Operation::State state[kVector];
+  const std::int64_t last = part.begin + (part.end - part.begin - 1) / step * step;
   if (arguments.phase != Phase::write) {
-    for (std::int64_t base = part.begin; base < part.end && columns.exist(); base += step)
-      some(base, [&]<int kCount>(std::int64_t first, typename ColumnsOf::Raw(&raw)[kCount]) {
-        if constexpr (Operation::kFused) {
-          Term terms[kCount * kVector];
+    load(part.begin, raw);
+    for (std::int64_t base = part.begin; base < part.end; base += step, advance()) {
+      load(base + step, next);
+      if constexpr (Operation::kFused) {
+        Term terms[kUnroll * kVector];
 #pragma unroll
-          for (int i = 0; i < kCount; ++i) columns.terms(raw[i], first, i, terms + i * kVector);
+        for (int i = 0; i < kUnroll; ++i) columns.terms(raw[i], base, i, has(base, i), terms + i * kVector);
 #pragma unroll
-          for (int k = 0; k < kVector; ++k) operation.template accumulate<kCount, 1, kVector>(state[k], terms + k);
-        } else {  // a column after the other, so that only one is not packed
+        for (int k = 0; k < kVector; ++k) operation.template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
+      } else {  // a column after the other, so that only one is not packed
 #pragma unroll
-          for (int k = 0; k < kVector; ++k) {
-            Term terms[kCount];
+        for (int k = 0; k < kVector; ++k) {
+          Term terms[kUnroll];
 #pragma unroll
-            for (int i = 0; i < kCount; ++i)
-              terms[i] = Operation::term(raw[i].source.widened(k), kIsBackward<Operation> ? raw[i].grad.widened(k) : 0);
-            operation.template accumulate<kCount, 1, 1>(state[k], terms);
-          }
+          for (int i = 0; i < kUnroll; ++i)
+            terms[i] = Operation::term(raw[i].source.widened(k), kIsBackward<Operation> ? raw[i].grad.widened(k) : 0);
+          operation.template accumulate<kUnroll, 1, 1>(state[k], terms);
         }
-      });
-  } else if (columns.exist()) {
-    for (std::int64_t i = exchange.thread.along; i < arguments.splits; i += arguments.along.size)
+      }
+    }
+  }
+  if (arguments.phase != Phase::statistics) load(last, raw);
+  if (arguments.phase == Phase::write) {
+    await_kernel_before();
+    let_next_kernel_begin();
+    for (std::int64_t i = exchange.thread.along; i < arguments.splits && columns.exist(); i += arguments.along.size) {
+      const States of_split = states[i * arguments.columns + column];
 #pragma unroll
-      for (int k = 0; k < kVector; ++k)
-        state[k].combine(arguments.states[(column * kVector + k) * arguments.splits + i]);
+      for (int k = 0; k < kVector; ++k) state[k].combine(of_split.of[k]);
+    }
   }
   exchange(state);
   if (arguments.phase == Phase::statistics) {
-    if (exchange.thread.along == 0 && columns.exist())
+    if (exchange.thread.along == 0 && columns.exist()) {
+      States& of_split = states[split * arguments.columns + column];
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) arguments.states[(column * kVector + k) * arguments.splits + split] = state[k];
+      for (int k = 0; k < kVector; ++k) of_split.of[k] = state[k];
+    }
     return;
   }
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
   for (int k = 0; k < kVector; ++k) finish[k] = settled<Operation>(operation.finish(state[k]), arguments.fusing);
-  const std::int64_t steps = (part.end - part.begin + step - 1) / step;
-  for (std::int64_t i = steps - 1; i >= 0; --i) {  // backwards: L2 still has the end
-    if (!columns.exist()) break;
-    some(part.begin + i * step, [&]<int kCount>(std::int64_t first, typename ColumnsOf::Raw(&raw)[kCount]) {
+  for (std::int64_t base = last; base >= part.begin; base -= step, advance()) {  // backwards: L2 still has the end
+    load(base - step, next);
+    operation.with_log([&](auto log) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
+      for (int i = 0; i < kUnroll; ++i) {
+        if (!has(base, i)) continue;
         Term terms[kVector];
-        columns.terms(raw[j], first, j, terms);
-        operation.with_log(
-            [&](auto log) { columns.store(first, j, [&](int k) { return finish[k].again(terms[k], log); }); });
+        columns.terms(raw[i], base, i, true, terms);
+        columns.store(base, i, [&](int k) { return finish[k].again(terms[k], log); });
       }
     });
   }
@@ -855,7 +887,7 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
 }
 
 template <typename Operation, int kVector>
-__global__ void __launch_bounds__(tuning::kStridedOnlineBlock, tuning::kStridedOnlineMinBlocks)
+__global__ void __launch_bounds__(tuning::kStridedOnlineBlock* tuning::kStridedOnlineMinBlocks)
     online_tile(const __grid_constant__ StridedArguments<Operation> arguments) {
   if constexpr (kHasAllKernels || kVector == 1)
     pass_twice<Operation, kVector>(arguments);

@@ -703,12 +703,15 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const std::int64_t together = power_of_two_from(problem.inner.size / plan.vector);
   const std::int64_t width =
       std::clamp<std::int64_t>(tuning::kLineBytes / (bytes * plan.vector), 1, std::min<std::int64_t>(together, kWarp));
-  const std::int64_t along = tuning::kStridedOnlineBlock / width, tiles = divide_up(columns, width);
-  const std::int64_t room = device.multiprocessors * tuning::kStridedOnlineMinBlocks;
+  const std::int64_t tiles = divide_up(columns, width);
+  // every block of a tile combines the states of all: where there are many, fewer and larger ones
+  const bool large = tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
+  const int blocks = large ? 1 : tuning::kStridedOnlineMinBlocks;  // a multiprocessor
+  const std::int64_t along = tuning::kStridedOnlineBlock * tuning::kStridedOnlineMinBlocks / blocks / width;
   plan.passes = 2;
   plan.items = tuning::strided_online_items(bytes, problem.direction, problem.fused.any);
   const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
-  plan.splits = std::clamp<std::int64_t>(room / tiles, 1, useful);
+  plan.splits = std::clamp<std::int64_t>(device.multiprocessors * blocks / tiles, 1, useful);
   plan.run = static_cast<int>(width);
   plan.threads_per_row = static_cast<int>(along);
   plan.rows_per_block = static_cast<int>(width * plan.vector);

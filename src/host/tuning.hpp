@@ -365,15 +365,17 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;
 inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
+// Tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of those blocks.
+inline constexpr int kStridedOnlineLarge = 16;
 constexpr int strided_vector(int source_bytes, bool fused) {
   const int vector = kVectorBytes / source_bytes;
   return fused && vector > 4 ? 4 : vector;
 }
 
-// Vectors in flight a thread: what half of its registers hold, addresses included. What is fused takes as many again,
-// and so do the states of eight columns.
+// Vectors that a thread works on while as many arrive: together what half of its registers hold, addresses included.
+// What is fused takes as many again, and so do the states of eight columns.
 constexpr int strided_online_items(int source_bytes, Direction direction, bool fused) {
-  return fused ? 2 : direction == Direction::backward ? 4 : source_bytes == 2 ? 6 : 8;
+  return fused ? 1 : direction == Direction::backward ? 2 : source_bytes == 2 ? 3 : 4;
 }
 
 }  // namespace ndsoftmax::tuning

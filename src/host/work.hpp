@@ -83,4 +83,12 @@ NDSOFTMAX_HOST_DEVICE int tile_team(int run, int threads_along) {
   return lanes < threads_along ? lanes : threads_along;
 }
 
+// Of the threads that combine `count` states of each column: as many as there are states, up to a warp, or as the block
+// has for each column.
+NDSOFTMAX_HOST_DEVICE int log2_parts(int columns, int count, int threads) {
+  int log2 = 0;
+  while (log2 < 5 && 1 << log2 < count && columns << (log2 + 1) <= threads) ++log2;
+  return log2;
+}
+
 }  // namespace ndsoftmax::work
