@@ -259,8 +259,8 @@ struct Forward {
   }
   __device__ __forceinline__ Finish finish(const State& held, const State& row) const {
     Finish result = finish(row);
-    if (!log)
-      result.factor = rescale(held.max, row.max);
+    if (!log)  // with denormal numbers: it meets terms times 2^kBias
+      result.factor = ndsoftmax::exponential(held.max == row.max ? Real(0) : held.max - row.max);
     else if constexpr (kKeepsDistances)
       result.from_kept += held.max == row.max ? 0 : row.max - held.max;
     else
@@ -275,8 +275,8 @@ struct Forward {
   __device__ __forceinline__ static Real exponential(Real x, Told log) {
     return Exponential<Result>::of(x, log ? 0 : Exponential<Result>::kBias, std::false_type{});
   }
-  // State::rescale() without a branch, which would keep those of several columns from overlapping; as exact as the
-  // result can show.
+  // State::rescale() for sums, which denormal factors do not change; without a branch, which would keep those of
+  // several columns from overlapping; as exact as the result can show.
   __device__ __forceinline__ static Real rescale(Real from, Real to) {
     return Exponential<Result>::of(from == to ? Real(0) : from - to, 0, std::false_type{});
   }
