@@ -93,6 +93,27 @@ def test_many_wide_rows_that_clusters_hold(dim: int, gap: int, dtype: torch.dtyp
     assert_forward((ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x), x, 1, log=log)
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("dim", "gap"), [(1_310_728, 0), (1_310_729, 8), (2_000_003, 0)])
+def test_many_rows_wider_than_clusters_hold(dim: int, gap: int, dtype: torch.dtype, log: bool) -> None:
+    x = normal((29, dim + gap))[:, :dim].to(dtype)
+    if ndsoftmax._C.device("cuda").compute_capability == 90:
+        for backward in (False, True):
+            chosen = ndsoftmax.explain(x, backward=backward, log=log)
+            assert (chosen.regime, chosen.cluster) == ("online", 16)
+    assert_forward_and_backward(x.requires_grad_(), log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dim", "gap"), [(2042, 0), (2049, 7), (2056, 0), (2297, 0), (2298, 3), (2304, 0)])
+def test_rows_of_16_bits_past_what_a_warp_holds_of_others(dim: int, gap: int, dtype: torch.dtype, log: bool) -> None:
+    x = normal((5003, dim + gap))[:, :dim].to(dtype)
+    assert ndsoftmax.explain(x, log=log).regime == ("warp" if dim < 2298 else "block")
+    assert_forward_and_backward(x.requires_grad_(), log=log)
+
+
 def assert_forward_and_backward(x: Tensor, *, log: bool) -> None:
     y = (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x)
     assert_forward(y.detach(), x.detach(), 1, log=log)

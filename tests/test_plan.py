@@ -154,6 +154,26 @@ def test_every_regime_can_be_forced_where_it_belongs(name: str, regime: str, sha
         assert plan(**contiguous(*shape, dim=dim), device=device, regime=regime).regime == regime
 
 
+@pytest.mark.parametrize(
+    ("shape", "device", "regime", "cluster"),
+    [
+        ((28, 600_000), "H200", "cluster", 16),
+        ((27, 600_000), "H200", "split", 1),  # so few that two rows for each cluster are not there
+        ((205, 655_360), "H200", "cluster", 16),
+        ((205, 655_364), "H200", "online", 16),
+        ((28, 10_000_000), "H200", "online", 16),
+        ((27, 10_000_000), "H200", "split", 1),
+        ((205, 655_364), "A100", "online", 1),
+        ((107, 655_364), "A100", "split", 1),
+    ],
+)
+def test_wide_rows_go_to_clusters_while_these_have_several_each(
+    shape: tuple[int, int], device: str, regime: str, cluster: int
+) -> None:
+    chosen = plan(**contiguous(*shape, dim=1), device=DEVICES[device])
+    assert (chosen.regime, chosen.cluster) == (regime, cluster)
+
+
 def test_an_unknown_regime_is_refused() -> None:
     with pytest.raises(ValueError, match="warps"):
         plan(**contiguous(8, 8, dim=1), device=DEVICES["H200"], regime="warps")

@@ -1,11 +1,13 @@
 // Online and split regimes: contiguous rows wider than a block, or a cluster, holds.
 // Online: a block reads its row twice, first for the state (the online softmax), then to write, from the row's end,
-// which L2 still has. Split: plan.splits blocks a row do the same with a part each, in two launches; the states of the
-// parts pass through the workspace, and every block combines those of its row, in the same order. The second launch
-// begins before the first has ended, and loads meanwhile.
-// Rows may have more than 2^31 elements. Exponentials are computed twice, so that 16-bit rows are bound by those.
-#include "cuda/async.cuh"
+// which L2 still has. Or a cluster of blocks does, each with a part of the row, on sm_90 and later, where rows are
+// many: few of them are under way then, so that L2 has nearly all, and shared memory keeps what it has room for. Split:
+// plan.splits blocks a row do the same with a part each, in two launches; the states of the parts pass through the
+// workspace, and every block combines those of its row, in the same order. The second launch begins before the first
+// has ended, and loads meanwhile. Rows may have more than 2^31 elements. Exponentials are computed twice, so that
+// 16-bit rows are bound by those.
 #include "cuda/dispatch.cuh"
+#include "cuda/meeting.cuh"
 
 namespace ndsoftmax::cuda {
 namespace {
@@ -13,80 +15,135 @@ namespace {
 template <typename Operation>
 struct OnlineArguments : RowArguments<Operation> {
   Phase phase;
-  std::int64_t splits;
+  int splits;
   typename Operation::State* states;  // rows × splits
 };
 
 template <typename Operation>
-__global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
+__global__ void __launch_bounds__(tuning::kOnlineBlock* tuning::kOnlineBlocks)
     online_row(const OnlineArguments<Operation> arguments) {
   using RowOf = Row<Operation, std::int64_t>;
   using State = typename Operation::State;
   using Term = typename Operation::Term;
-  constexpr int kVector = RowOf::kVector, kUnroll = tuning::online_vectors(Operation::kDirection, Operation::kFused);
+  using Vector = Vec<typename Operation::Source, RowOf::kVector>;
+  constexpr bool kFused = Operation::kFused;
+  constexpr int kVector = RowOf::kVector, kUnroll = tuning::online_vectors(Operation::kDirection, kFused);
   using Raws = typename RowOf::Raw[kUnroll];
   const Operation operation = arguments.fusing.operation;
   __shared__ Shared<State, kWarp> warps;
   __shared__ Shared<State, 1> whole;
+  __shared__ Meeting<State> meeting;
+  const int splits = arguments.splits;
+  const bool meets = kHasClusters && arguments.phase == Phase::both && splits > 1;
+  if (meets) meeting.complete.open();
 
   // the launch before that of Phase::write is that of the statistics, which began after all that the source waits for
   if (arguments.phase != Phase::write) await_kernel_before();
-  const std::int64_t block = arguments.first_block + blockIdx.x;
-  const std::int64_t index = quotient(block, arguments.splits), split = block - index * arguments.splits;
+  const std::int64_t block = arguments.first_block + blockIdx.x, index = quotient(block, splits);
+  const auto split = static_cast<int>(block - index * splits);
   const RowOf row(arguments, index);
-  const work::Part part =
-      work::part_of(work::vectors_in_row(arguments.dim, kVector, row.phase()), split, arguments.splits);
-  const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * kUnroll;
-  // element where the vectors of a thread begin in the step that begins with vector `base`
-  const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kVector;
-  const auto first_of = [&](std::int64_t base) { return (base + threadIdx.x) * kVector - row.phase(); };
+  const auto vectors_to = [&](std::int64_t end) { return work::vectors_in_row(end, kVector, row.phase()); };
+  const work::Part part = work::part_of(vectors_to(arguments.dim), split, splits);
   const std::int64_t end = part.end * kVector - row.phase();
-  const auto load = [&](std::int64_t base, Raws& raw) { row.load(first_of(base), stride, end, raw); };
+
+  // Threads take steps of kUnroll vectors, which are `stride` elements apart.
+  const int step = static_cast<int>(blockDim.x) * kUnroll, stride = static_cast<int>(blockDim.x) * kVector;
+  const auto steps_to = [&](std::int64_t vector) {
+    return vector > part.begin ? static_cast<int>((vector - part.begin + step - 1) / step) : 0;
+  };
+  const std::int64_t first = (part.begin + threadIdx.x) * kVector - row.phase();
+  const auto first_of = [&](int i) { return first + static_cast<std::int64_t>(i) * step * kVector; };
+  const int steps = steps_to(part.end);
+  // Steps from `clear` until `unclear` have no vector that reaches over an end of the row or of the part: where nothing
+  // is fused, nothing is to be asked of theirs.
+  const int clear = part.begin == 0 && row.phase() != 0 ? 1 : 0;
+  const int unclear = static_cast<int>((min(part.end, (arguments.dim + row.phase()) / kVector) - part.begin) / step);
+  const auto is_clear = [&](int i) { return !kFused && i >= clear && i < unclear; };
+  // Vectors of the last steps, from this one on, stay in shared memory, where each thread finds its own again.
+  const int kept = meets && !kFused ? max(steps - arguments.apart, 0) : steps;
+  const auto slots = [&](int i) {
+    constexpr int kSlots = kUnroll * tuning::held_operands(Operation::kDirection);
+    return reinterpret_cast<Vector*>(dynamic_shared_memory()) + (i - kept) * kSlots * blockDim.x + threadIdx.x;
+  };
+  const auto load = [&](int i, Raws& raw) {
+    if (is_clear(i))
+      row.load_whole(first_of(i), stride, raw);
+    else
+      row.load(first_of(i), stride, end, raw);
+  };
 
   State state;
   if (arguments.phase != Phase::write) {
     let_next_kernel_begin();
-    const std::int64_t until = min(part.end, work::vectors_in_row(row.reach(), kVector, row.phase()));
+    const int until = kFused ? steps_to(min(part.end, vectors_to(row.reach()))) : steps;
     Raws raw, next;  // which is under way meanwhile
-    if (part.begin < until) load(part.begin, raw);
-    for (std::int64_t base = part.begin; base < until; base += step) {
-      if (base + step < until) load(base + step, next);
-      Term terms[Operation::kFused ? kUnroll * kVector : kVector];
+    if (until > 0) load(0, raw);
+    for (int i = 0; i < until; ++i) {
+      if (i + 1 < until) load(i + 1, next);
+      Term terms[kFused ? kUnroll * kVector : kVector];
+      if (!is_clear(i)) {
+        const std::int64_t at = first_of(i);
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const std::int64_t at = first_of(base) + i * stride;
-        row.resolve(raw[i], at < end ? at : arguments.dim);
-        if constexpr (Operation::kFused) row.terms(raw[i], at < end ? at : arguments.dim, terms + i * kVector);
+        for (int k = 0; k < kUnroll; ++k) {
+          const std::int64_t here = at + k * stride < end ? at + k * stride : arguments.dim;
+          row.resolve(raw[k], here);
+          if constexpr (kFused) row.terms(raw[k], here, terms + k * kVector);
+        }
       }
-      if constexpr (Operation::kFused) {
+      if constexpr (kFused) {
         operation.template accumulate<kUnroll, kVector, kVector>(state, terms);
       } else {
+        if (i >= kept) {
+          Vector* const slot = slots(i);
+#pragma unroll
+          for (int k = 0; k < kUnroll; ++k) {
+            slot[k * blockDim.x] = raw[k].source;
+            if constexpr (kIsBackward<Operation>) slot[(kUnroll + k) * blockDim.x] = raw[k].grad;
+          }
+        }
         operation.raise(state, raw);
 #pragma unroll
-        for (int i = 0; i < kUnroll; ++i) {
-          row.terms(raw[i], first_of(base) + i * stride, terms);
+        for (int k = 0; k < kUnroll; ++k) {
+          row.terms(raw[k], 0, terms);
           operation.template add<kVector>(state, terms);
         }
       }
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) raw[i] = next[i];
+      for (int k = 0; k < kUnroll; ++k) raw[k] = next[k];
     }
-    state = combine_warps(Lanes{}.combine(state), warps.get());
+    state = Lanes{}.combine(state);
+    if (!meets) state = combine_warps(state, warps.get());
   }
   if (arguments.phase == Phase::statistics) {
     if (threadIdx.x == 0) arguments.states[block] = state;
     return;
   }
 
-  const std::int64_t last = part.begin + (part.end - part.begin - 1) / step * step;
+  // Backwards, as L2 has the end of what was loaded; last what was kept, which needs none.
+  const auto recall = [&](int i, Raws& raw) {
+    if (kFused || i < kept) return load(i, raw);
+    const Vector* const slot = slots(i);
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      raw[k].source = slot[k * blockDim.x];
+      if constexpr (kIsBackward<Operation>) raw[k].grad = slot[(kUnroll + k) * blockDim.x];
+    }
+  };
+  int i = kept > 0 ? kept - 1 : 0;
   Raws raw, next;
-  if (part.begin < part.end) load(last, raw);
+  if (i < steps) recall(i, raw);
+  if (meets) {
+    ArrivalBarrier::await_cluster();
+    meeting.send(state, split, splits);
+    meeting.complete.wait(splits * sizeof(State));
+    state = meeting.combined(splits);
+  }
   if (arguments.phase == Phase::write) {
     await_kernel_before();
     let_next_kernel_begin();
     if (threadIdx.x < kWarp) {
-      for (std::int64_t i = threadIdx.x; i < arguments.splits; i += kWarp)
-        state.combine(arguments.states[index * arguments.splits + i]);
+      for (int other = threadIdx.x; other < splits; other += kWarp)
+        state.combine(arguments.states[index * splits + other]);
       state = Lanes{}.combine(state);
       if (threadIdx.x == 0) *whole.get() = state;
     }
@@ -94,28 +151,42 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock, tuning::kOnlineBlocks)
     state = *whole.get();
   }
   const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
-  for (std::int64_t base = last; base >= part.begin && base < part.end; base -= step) {
-    if (base > part.begin) load(base - step, next);
+  operation.with_log([&](auto log) {
+    for (int following; i < steps; i = following) {
+      following = i >= kept ? i + 1 : i > 0 ? i - 1 : kept;
+      if (following < steps) recall(following, next);
+      const std::int64_t at = first_of(i);
+      if (is_clear(i)) {
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const std::int64_t at = first_of(base) + i * stride;
-      if (at < end) {
-        Term terms[kVector];
-        row.resolve(raw[i], at);
-        row.terms(raw[i], at, terms);
-        operation.with_log([&](auto log) { row.store(at, [&](int k) { return finish.again(terms[k], log); }); });
-        row.clean(at, 0, 1, finish);
+        for (int k = 0; k < kUnroll; ++k) {
+          Term terms[kVector];
+          row.terms(raw[k], 0, terms);
+          row.store_whole(at + k * stride, [&](int j) { return finish.again(terms[j], log); });
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < kUnroll; ++k) {
+          const std::int64_t here = at + k * stride;
+          if (here >= end) continue;
+          Term terms[kVector];
+          row.resolve(raw[k], here);
+          row.terms(raw[k], here, terms);
+          row.store(here, [&](int j) { return finish.again(terms[j], log); });
+          row.clean(here, 0, 1, finish);
+        }
       }
-      raw[i] = next[i];
+#pragma unroll
+      for (int k = 0; k < kUnroll; ++k) raw[k] = next[k];
     }
-  }
+  });
 }
 
 }  // namespace
 
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    OnlineArguments<Operation> arguments{row_arguments<Operation>(problem, plan, pointers), Phase::both, plan.splits,
+    OnlineArguments<Operation> arguments{row_arguments<Operation>(problem, plan, pointers), Phase::both,
+                                         static_cast<int>(plan.splits),
                                          static_cast<typename Operation::State*>(pointers.workspace)};
     const auto run = [&](Phase phase) {
       arguments.phase = phase;

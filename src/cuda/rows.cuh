@@ -239,6 +239,16 @@ class Row {
         if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
   }
 
+  // The same of vectors that all lie within the row, of operations that fuse nothing.
+  template <int kVectors>
+  __device__ __forceinline__ void load_whole(Index first, Index step, Raw (&raw)[kVectors]) const {
+#pragma unroll
+    for (int item = 0; item < kVectors; ++item) {
+      raw[item].source = Vec<Source, kVector>::load(source_ + first + item * step);
+      if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + first + item * step);
+    }
+  }
+
   // Once for each vector, before terms(): what is fused is looked at, elements of other rows come to nothing.
   __device__ __forceinline__ void resolve(Raw& raw, Index first) const {
     if constexpr (Operation::kFused) {

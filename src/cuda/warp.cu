@@ -2,8 +2,8 @@
 // rounded up to a power of two, is the template parameter. Teams of 1 to 32 lanes hold a row each, or a few, in
 // registers; shuffles reduce. Rows of whole 16-byte vectors are held as such, others element by element: few of
 // them, and those that cannot be staged (staged.cu), or on older GPUs. Rows of 16 bits may begin and end within vectors
-// where something is fused, or where they have more than 1024 elements: up to 2048 are a warp's where a block would
-// leave too many threads idle.
+// where something is fused, or where they have more than 1024 elements: up to some 2300 are a warp's where a
+// block would leave too many threads idle.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
@@ -30,7 +30,7 @@ __device__ __forceinline__ void hold_warp_rows(const RowArguments<Operation>& ar
                                            Lanes{kLayout.lanes}, WarpExchange{});
 }
 
-template <typename Operation, int kVector, int kLog2Dim, int kVectors = tuning::warp_layout(kLog2Dim, kVector).vectors>
+template <typename Operation, int kVector, int kLog2Dim, int kVectors>
 __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArguments<Operation> arguments) {
   if constexpr (kHasAllKernels || kVector == 1)
     hold_warp_rows<Operation, kVector, kLog2Dim, kVectors>(arguments);
@@ -45,28 +45,32 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
     constexpr int kBytes = sizeof(typename Operation::Source), kVector = tuning::kVectorBytes / kBytes;
     if (plan.vector == 1) {
       visit_int<0, tuning::kElementwiseKernels - 1>(tuning::elementwise_kernel(plan.log2_dim), [&](auto i) {
-        launch_grid<warp_rows<Operation, 1, tuning::kElementwiseLog2Dims[i]>>(
+        constexpr int kLog2Dim = tuning::kElementwiseLog2Dims[i];
+        launch_grid<warp_rows<Operation, 1, kLog2Dim, tuning::warp_layout(kLog2Dim, 1).vectors>>(
             row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
       });
     } else if constexpr (!tuning::always_elementwise(kBytes)) {
       constexpr int kSmallest = tuning::warp_min_log2_dim(kBytes, Operation::kFused);
       constexpr int kLargest = tuning::warp_max_log2_dim(kBytes, Operation::kFused);
       visit_int<kSmallest, kLargest>(plan.log2_dim, [&](auto log2_dim) {
-        if constexpr (log2_dim > tuning::kWarpMaxLog2Dim)
-          if (plan.items <= tuning::kFewRawVectors)
-            return launch_grid<warp_rows<Operation, kVector, log2_dim, tuning::kFewRawVectors>>(
-                row_arguments<Operation>(problem, plan, pointers), plan, pointers, stream);
-        const auto launch = [&]<typename Told>() {
-          launch_grid<warp_rows<Told, kVector, log2_dim>>(row_arguments<Told>(problem, plan, pointers), plan, pointers,
-                                                          stream);
+        constexpr int kVectors = tuning::warp_layout(log2_dim, kVector).vectors;
+        const auto launch = [&]<typename Told, int kHeld>() {
+          launch_grid<warp_rows<Told, kVector, log2_dim, kHeld>>(row_arguments<Told>(problem, plan, pointers), plan,
+                                                                 pointers, stream);
         };
+        if constexpr (log2_dim > tuning::kWarpMaxLog2Dim) {
+          constexpr int kFew = tuning::kFewRawVectors, kMost = tuning::most_raw_vectors(Operation::kDirection);
+          if (plan.items <= kFew) return launch.template operator()<Operation, kFew>();
+          if constexpr (kMost > kVectors)
+            if (plan.items > kVectors) return launch.template operator()<Operation, kMost>();
+        }
         // what is asked once a row shows where a lane has one vector of it
-        constexpr bool kShort = tuning::warp_layout(log2_dim, kVector).vectors == 1;
+        constexpr bool kShort = kVectors == 1;
         if constexpr (kShort && !Operation::kFused && !kIsBackward<Operation> &&
                       kBytes == sizeof(typename Operation::Result))
-          visit_told<Operation>(problem, launch);
+          visit_told<Operation>(problem, [&]<typename Told>() { launch.template operator()<Told, kVectors>(); });
         else
-          launch.template operator()<Operation>();
+          launch.template operator()<Operation, kVectors>();
       });
     }
   });

@@ -93,8 +93,14 @@ Rows rows_of(const Problem& problem, const Device& device) {
     rows.log2_dim = rows.fits_warp ? tuning::kElementwiseLog2Dims[kernel] : tuning::kWarpMaxLog2Dim + 1;
   } else {
     rows.warp_vector = rows.vector;
+    const int most = tuning::warp_max_log2_dim(bytes, problem.fused.any);
     rows.log2_dim = std::max(log2_up(rows.vectors * rows.vector), tuning::warp_min_log2_dim(bytes, problem.fused.any));
-    rows.fits_warp = rows.log2_dim <= tuning::warp_max_log2_dim(bytes, problem.fused.any);
+    rows.fits_warp = rows.log2_dim <= most;
+    if (!rows.fits_warp && most > tuning::kWarpMaxLog2Dim &&
+        rows.vectors <= kWarp * tuning::most_raw_vectors(problem.direction)) {
+      rows.log2_dim = most;
+      rows.fits_warp = true;
+    }
   }
   return rows;
 }
@@ -238,6 +244,9 @@ Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_thre
   return {plan};
 }
 
+// Rows that a few of them keep all multiprocessors busy with.
+bool is_long(const Rows& rows) { return rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes; }
+
 // What a GPC has under way at once in clusters of this size, which never lie in two of them: rows, by the share of its
 // room for blocks that they take, as the rest is idle. Where a multiprocessor has a single block, which loads and
 // stores in turns, they count half. Of clusters larger than half a GPC it has one, which may then have all of it.
@@ -282,7 +291,7 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   int cluster = 2;
   std::int64_t threads;  // of a block
   const std::int64_t room = device.multiprocessors / rows.count;
-  if (room >= 2) {
+  if (room >= 2 && !is_long(rows)) {
     // few rows: as many blocks a row as the GPU has room for, and threads as long as all blocks run at once
     while (cluster < architecture.max_cluster &&
            (cluster * 2 <= room || threads_for(rows, cluster * rows.most_held) > tuning::kClusterBlock))
@@ -315,18 +324,47 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   return {plan};
 }
 
-Offer offer_online(const Problem& problem, const Rows& rows) {
-  Plan plan = row_plan(Regime::online, rows, tuning::kOnlineBlock);
+// Rows so few that clusters would not have several each.
+bool are_few(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
+  const int clusters = std::max(tuning::resident_clusters(device.multiprocessors, architecture.max_cluster), 1);
+  return rows.count < tuning::kOnlineClusterRows * tuning::kOnlineClusterBlocks * std::int64_t{clusters};
+}
+
+Plan online_plan(const Problem& problem, const Rows& rows, int block) {
+  Plan plan = row_plan(Regime::online, rows, block);
   plan.items = tuning::online_vectors(problem.direction, problem.fused.any);
   plan.block = plan.threads_per_row;
   plan.grid = rows.count;
+  plan.run = 0;
   plan.passes = 2;
   plan.why = "a row is wider than what stays on chip: online softmax, then a second pass, from L2 where it fits";
+  return plan;
+}
+
+Offer offer_online(const Problem& problem, const Rows& rows, const Device& device,
+                   const tuning::Architecture& architecture) {
+  const int cluster = architecture.max_cluster;
+  Plan plan = online_plan(problem, rows, tuning::kOnlineClusterBlock);
+  const int vectors = plan.block * plan.items;  // of a step
+  if (cluster == 1 || rows.vectors < std::int64_t{cluster} * vectors || are_few(rows, device, architecture))
+    return {online_plan(problem, rows, tuning::kOnlineBlock)};
+  plan.threads_per_row = plan.block * cluster;
+  plan.cluster = cluster;
+  plan.splits = cluster;
+  plan.grid = rows.count * cluster;
+  if (!problem.fused.any) {
+    const int bytes = vectors * sources_of(problem) * tuning::kVectorBytes;
+    plan.run = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / tuning::kOnlineClusterBlocks) / bytes;
+    plan.shared_bytes = plan.run * bytes;
+  }
+  plan.why =
+      "a row is wider than what stays on chip: a cluster of blocks reads it twice, the second time from shared "
+      "memory and L2";
   return {plan};
 }
 
 Offer offer_split(const Problem& problem, const Rows& rows, const Device& device) {
-  Plan plan = offer_online(problem, rows).plan.value();
+  Plan plan = online_plan(problem, rows, tuning::kOnlineBlock);
   const std::int64_t room = device.multiprocessors * tuning::kOnlineBlocks;
   const std::int64_t useful = divide_up(rows.vectors, plan.block * tuning::kSplitMinVectors);
   plan.regime = Regime::split;
@@ -735,7 +773,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   switch (regime) {
     case Regime::block: return offer_block(rows, device, tuning::kMaxBlock);
     case Regime::cluster: return offer_cluster(problem, rows, device, architecture);
-    case Regime::online: return offer_online(problem, rows);
+    case Regime::online: return offer_online(problem, rows, device, architecture);
     default: return offer_split(problem, rows, device);
   }
 }
@@ -833,14 +871,14 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
     if (const Offer block = offer_block(rows, device, few ? 0 : architecture.block_threads); block.plan)
       return *block.plan;
-    if (few && rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes)
-      return *offer_split(problem, rows, device).plan;
+    if (few && is_long(rows) && are_few(rows, device, architecture)) return *offer_split(problem, rows, device).plan;
     if (const Offer cluster = offer_cluster(problem, rows, device, architecture); cluster.plan) return *cluster.plan;
   } else if (const Offer block = offer_block(rows, device, architecture.block_threads); block.plan) {
     return *block.plan;
   }
-  if (rows.count < device.multiprocessors) return *offer_split(problem, rows, device).plan;
-  return *offer_online(problem, rows).plan;
+  if (rows.count < device.multiprocessors && are_few(rows, device, architecture))
+    return *offer_split(problem, rows, device).plan;
+  return *offer_online(problem, rows, device, architecture).plan;
 }
 
 }  // namespace ndsoftmax

@@ -96,8 +96,9 @@ constexpr bool vectors_may_be_ragged(int source_bytes, bool fused, int log2_dim)
   return source_bytes == 2 && (fused || log2_dim > kWarpMaxLog2Dim);
 }
 // Rows just past 1024 would leave nearly half of eight vectors a lane empty, and so much less in flight: up to so many
-// have kernels of their own.
+// have kernels of their own. So have forward ones just past 2048, of which each thread of a block would have few.
 inline constexpr int kFewRawVectors = 5;
+constexpr int most_raw_vectors(Direction direction) { return direction == Direction::forward ? 9 : 8; }
 inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
 // Blocks a multiprocessor, which 64 registers a thread allow, before lanes work on more than a row, and rows are
@@ -262,6 +263,12 @@ inline constexpr int kOverlapFrom = 90;  // compute capability that can start a 
 
 inline constexpr int kOnlineBlock = 256;
 inline constexpr int kOnlineBlocks = 3;  // a multiprocessor: 80 registers a thread; and of a split grid
+// Where rows are many, clusters share them: so few are under way that L2 has them for the second pass, and shared
+// memory what it has room for. Of fewer, larger blocks some load while others store. Each cluster should have several
+// rows.
+inline constexpr int kOnlineClusterBlocks = 2;  // a multiprocessor
+inline constexpr int kOnlineClusterBlock = kOnlineBlock * kOnlineBlocks / kOnlineClusterBlocks;
+inline constexpr int kOnlineClusterRows = 2;
 // vectors that a thread works on while as many arrive
 constexpr int online_vectors(Direction direction, bool fused) {
   return direction == Direction::backward || fused ? 2 : 4;

@@ -144,7 +144,7 @@ def _beside_switches(regime: Callable[[int], str], dtype: torch.dtype) -> Iterat
     """The dims around each from which rows that start on 16 bytes, or those that do not, run another kernel."""
     vector = 16 // dtype.itemsize
     for offset in (0, 1):
-        dims = [round(_WIDEST ** (i / 100)) // vector * vector + offset for i in range(1, 101)]
+        dims = [round(_WIDEST ** (i / 200)) // vector * vector + offset for i in range(1, 201)]
         for before, after in pairwise(dims):
             if not 0 < before < after or regime(before) == regime(after):
                 continue

@@ -1,0 +1,45 @@
+// How the blocks of a cluster, which share a row, come to its state: each sends that of its part into the shared memory
+// of all others. A barrier of the cluster would do the same, but as a release and acquire at the scope of the GPU,
+// which takes about as long as loading does; there is one only at the start, hidden behind the loads.
+#pragma once
+
+#include "cuda/async.cuh"
+#include "cuda/reduce.cuh"
+
+namespace ndsoftmax::cuda {
+
+// What the blocks of a cluster tell each other of a row.
+template <typename State>
+struct Meeting {
+  ArrivalBarrier complete;
+  Shared<State, kWarp> states;
+
+  __device__ __forceinline__ void send(const State& held, int rank, int blocks) {
+    __shared__ Shared<State, kWarp> warps;
+    const State block = combine_warps(held, warps.get());
+    const int thread = threadIdx.x;
+    if (thread < blocks) complete.send(block, states.get() + rank, thread);
+  }
+  __device__ __forceinline__ State combined(int blocks) {
+    const int lane = threadIdx.x % kWarp;
+    return Lanes{}.combine(lane < blocks ? states.get()[lane] : State{});
+  }
+};
+
+template <typename State>
+struct ClusterExchange {
+  static constexpr bool kAlone = false;
+
+  Meeting<State>& meeting;
+  int rank, blocks;
+
+  template <typename Operation>
+  __device__ __forceinline__ auto finish(const Operation& operation, const State& held) const {
+    ArrivalBarrier::await_cluster();
+    meeting.send(held, rank, blocks);
+    meeting.complete.wait(blocks * sizeof(State));
+    return operation.finish(held, meeting.combined(blocks));
+  }
+};
+
+}  // namespace ndsoftmax::cuda
