@@ -27,6 +27,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((5, 301), 1, (None,)),
     ((7, 1000), 1, (None, "block", "online")),
     ((3, 1025), 1, (None, "warp", "block", "cluster", "split", "strided")),
+    ((3, 2049), 1, (None,)),
     ((2, 9000), 1, (None, "block", "cluster", "online", "split")),
     ((1, 300000), 1, (None, "split")),
     ((2, 19, 64), 1, (None,)),

@@ -148,7 +148,7 @@ template <typename Arguments>
 void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, const Pointers& pointers,
                  cudaStream_t stream) {
   // the limit and not what this launch needs: another thread may be launching the same kernel
-  if (plan.shared_bytes > 48 * 1024)
+  if (plan.shared_bytes > tuning::dynamic_shared_bytes(48 * 1024))
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                tuning::dynamic_shared_bytes(pointers.shared_limit)),
           "cudaFuncSetAttribute");

@@ -31,7 +31,6 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock* tuning::kOnlineBlocks)
   using Raws = typename RowOf::Raw[kUnroll];
   const Operation operation = arguments.fusing.operation;
   __shared__ Shared<State, kWarp> warps;
-  __shared__ Shared<State, 1> whole;
   __shared__ Meeting<State> meeting;
   const int splits = arguments.splits;
   const bool meets = kHasClusters && arguments.phase == Phase::both && splits > 1;
@@ -137,18 +136,13 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock* tuning::kOnlineBlocks)
     meeting.send(state, split, splits);
     meeting.complete.wait(splits * sizeof(State));
     state = meeting.combined(splits);
-  }
-  if (arguments.phase == Phase::write) {
+  } else if (arguments.phase == Phase::write) {
     await_kernel_before();
     let_next_kernel_begin();
-    if (threadIdx.x < kWarp) {
-      for (int other = threadIdx.x; other < splits; other += kWarp)
-        state.combine(arguments.states[index * splits + other]);
-      state = Lanes{}.combine(state);
-      if (threadIdx.x == 0) *whole.get() = state;
-    }
-    __syncthreads();
-    state = *whole.get();
+    state = {};
+    for (int other = threadIdx.x; other < splits; other += blockDim.x)
+      state.combine(arguments.states[index * splits + other]);
+    state = combine_warps(Lanes{}.combine(state), warps.get());
   }
   const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
   operation.with_log([&](auto log) {

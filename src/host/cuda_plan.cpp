@@ -244,8 +244,11 @@ Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_thre
   return {plan};
 }
 
-// Rows that a few of them keep all multiprocessors busy with.
-bool is_long(const Rows& rows) { return rows.vectors * tuning::kVectorBytes > tuning::kClusterFewBytes; }
+// Whether a cluster would take longer for a row than all multiprocessors together, which wait for a second launch.
+bool is_long(const Rows& rows, const Device& device) {
+  const bool half_idle = 2 * tuning::kGpc * rows.count <= device.multiprocessors;
+  return rows.vectors * tuning::kVectorBytes > (half_idle ? tuning::kClusterAloneBytes : tuning::kClusterFewBytes);
+}
 
 // What a GPC has under way at once in clusters of this size, which never lie in two of them: rows, by the share of its
 // room for blocks that they take, as the rest is idle. Where a multiprocessor has a single block, which loads and
@@ -291,7 +294,7 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   int cluster = 2;
   std::int64_t threads;  // of a block
   const std::int64_t room = device.multiprocessors / rows.count;
-  if (room >= 2 && !is_long(rows)) {
+  if (room >= 2 && !is_long(rows, device)) {
     // few rows: as many blocks a row as the GPU has room for, and threads as long as all blocks run at once
     while (cluster < architecture.max_cluster &&
            (cluster * 2 <= room || threads_for(rows, cluster * rows.most_held) > tuning::kClusterBlock))
@@ -345,21 +348,22 @@ Offer offer_online(const Problem& problem, const Rows& rows, const Device& devic
                    const tuning::Architecture& architecture) {
   const int cluster = architecture.max_cluster;
   Plan plan = online_plan(problem, rows, tuning::kOnlineClusterBlock);
-  const int vectors = plan.block * plan.items;  // of a step
-  if (cluster == 1 || rows.vectors < std::int64_t{cluster} * vectors || are_few(rows, device, architecture))
+  if (cluster == 1 || rows.vectors < std::int64_t{cluster} * plan.block * plan.items ||
+      are_few(rows, device, architecture))
     return {online_plan(problem, rows, tuning::kOnlineBlock)};
   plan.threads_per_row = plan.block * cluster;
   plan.cluster = cluster;
   plan.splits = cluster;
   plan.grid = rows.count * cluster;
   if (!problem.fused.any) {
-    const int bytes = vectors * sources_of(problem) * tuning::kVectorBytes;
-    plan.run = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / tuning::kOnlineClusterBlocks) / bytes;
+    const int step = plan.block * plan.items, bytes = step * sources_of(problem) * tuning::kVectorBytes;
+    const std::int64_t steps = divide_up(divide_up(rows.vectors, cluster), step);
+    const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / tuning::kOnlineClusterBlocks) / bytes;
+    plan.run = static_cast<int>(std::min<std::int64_t>(room, steps));
     plan.shared_bytes = plan.run * bytes;
+    plan.passes = plan.run == steps ? 1 : 2;
   }
-  plan.why =
-      "a row is wider than what stays on chip: a cluster of blocks reads it twice, the second time from shared "
-      "memory and L2";
+  plan.why = "a row is wider than registers: a cluster of blocks reads it, and again what shared memory does not hold";
   return {plan};
 }
 
@@ -871,7 +875,8 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
     if (const Offer block = offer_block(rows, device, few ? 0 : architecture.block_threads); block.plan)
       return *block.plan;
-    if (few && is_long(rows) && are_few(rows, device, architecture)) return *offer_split(problem, rows, device).plan;
+    if (few && is_long(rows, device) && are_few(rows, device, architecture))
+      return *offer_split(problem, rows, device).plan;
     if (const Offer cluster = offer_cluster(problem, rows, device, architecture); cluster.plan) return *cluster.plan;
   } else if (const Offer block = offer_block(rows, device, architecture.block_threads); block.plan) {
     return *block.plan;

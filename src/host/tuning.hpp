@@ -224,7 +224,10 @@ constexpr int clustered(int multiprocessors) { return multiprocessors * 10 / 11;
 inline constexpr int kClusterBlock = 256;        // threads of a block where rows are few: four blocks a multiprocessor
 inline constexpr int kClusterLeastThreads = 96;  // smaller blocks spend their time on meeting
 inline constexpr double kClusterFill = 0.92;     // of what the best size has under way: rather smaller clusters
-inline constexpr std::int64_t kClusterFewBytes = 1 << 20;  // of a row alone: wider ones need all multiprocessors
+// Of few rows, each: wider ones need all multiprocessors, the sooner where their clusters would leave half of those
+// idle.
+inline constexpr std::int64_t kClusterFewBytes = 1 << 20;
+inline constexpr std::int64_t kClusterAloneBytes = 3 << 18;
 
 // Where a row of backward takes the registers of a whole GPC, and its blocks leave a tenth of the threads without work,
 // or where a multiprocessor has but one block, which loads and computes in turns, shared memory does better: the next
@@ -264,11 +267,10 @@ inline constexpr int kOverlapFrom = 90;  // compute capability that can start a 
 inline constexpr int kOnlineBlock = 256;
 inline constexpr int kOnlineBlocks = 3;  // a multiprocessor: 80 registers a thread; and of a split grid
 // Where rows are many, clusters share them: so few are under way that L2 has them for the second pass, and shared
-// memory what it has room for. Of fewer, larger blocks some load while others store. Each cluster should have several
-// rows.
-inline constexpr int kOnlineClusterBlocks = 2;  // a multiprocessor
+// memory what it has room for. Of two blocks on a multiprocessor one loads while the other stores.
+inline constexpr int kOnlineClusterBlocks = 2;
 inline constexpr int kOnlineClusterBlock = kOnlineBlock * kOnlineBlocks / kOnlineClusterBlocks;
-inline constexpr int kOnlineClusterRows = 2;
+inline constexpr int kOnlineClusterRows = 2;  // that each cluster has at least: else a grid of all blocks does better
 // vectors that a thread works on while as many arrive
 constexpr int online_vectors(Direction direction, bool fused) {
   return direction == Direction::backward || fused ? 2 : 4;
