@@ -107,7 +107,10 @@ def test_many_rows_wider_than_clusters_hold(dim: int, gap: int, dtype: torch.dty
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("dim", "gap"), [(2042, 0), (2049, 7), (2056, 0), (2297, 0), (2298, 3), (2304, 0)])
+@pytest.mark.parametrize(
+    ("dim", "gap", "regime"),
+    [(2042, 0, "warp"), (2049, 7, "warp"), (2056, 0, "warp"), (2297, 0, "warp"), (2298, 3, "block"), (2304, 0, "warp")],
+)
 def test_rows_of_16_bits_past_what_a_warp_holds_of_others(dim: int, gap: int, dtype: torch.dtype, log: bool) -> None:
     x = normal((5003, dim + gap))[:, :dim].to(dtype)
     assert ndsoftmax.explain(x, log=log).regime == ("warp" if dim < 2298 else "block")
