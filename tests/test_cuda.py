@@ -111,9 +111,12 @@ def test_many_rows_wider_than_clusters_hold(dim: int, gap: int, dtype: torch.dty
     ("dim", "gap", "regime"),
     [(2042, 0, "warp"), (2049, 7, "warp"), (2056, 0, "warp"), (2297, 0, "warp"), (2298, 3, "block"), (2304, 0, "warp")],
 )
-def test_rows_of_16_bits_past_what_a_warp_holds_of_others(dim: int, gap: int, dtype: torch.dtype, log: bool) -> None:
+def test_rows_of_16_bits_past_what_a_warp_holds_of_others(
+    dim: int, gap: int, regime: str, dtype: torch.dtype, log: bool
+) -> None:
     x = normal((5003, dim + gap))[:, :dim].to(dtype)
-    assert ndsoftmax.explain(x, log=log).regime == ("warp" if dim < 2298 else "block")
+    if ndsoftmax._C.device("cuda").compute_capability >= 80:
+        assert ndsoftmax.explain(x, log=log).regime == regime
     assert_forward_and_backward(x.requires_grad_(), log=log)
 
 
