@@ -30,7 +30,7 @@ enum class Regime : std::uint8_t {
   warp,     // a warp, or a part of one, holds a row in registers
   block,    // a block holds a row in registers
   cluster,  // a cluster of blocks holds a row in registers
-  online,   // a block reads a row twice
+  online,   // a block, or a cluster of blocks, reads a row twice, or what it could not keep
   split,    // several blocks share a row and read it twice, statistics pass through a workspace
   strided,  // tiles of columns × dim; the fastest dimension of memory is not dim
 };
@@ -43,7 +43,7 @@ struct Plan {
   bool staged = false;  // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors;
                         // cluster: rows stay there
   bool ragged = false;  // rows begin or end within a vector
-  int log2_dim = 0;     // warp, not staged: of the row, rounded up to a power of two
+  int log2_dim = 0;     // warp, not staged: of the row, rounded up to a power of two, but at most 11
   int vector = 1;       // elements moved by one access; strided: columns that a thread works on at once
   int items = 1;        // accesses a thread holds in registers
   int threads_per_row =
@@ -52,9 +52,10 @@ struct Plan {
   int block = 1;            // threads
   int cluster = 1;          // blocks
   std::int64_t grid = 1;    // blocks; a launch takes at most kMaxGrid of them, the rest follows in further launches
-  std::int64_t splits = 1;  // parts that one row is cut into (split, and strided with few columns)
+  std::int64_t splits = 1;  // parts that one row is cut into (split; online in clusters; strided with few columns)
   int run = 1;              // strided: neighbouring threads that take neighbouring columns; staged: rows from one
-                            // team to the next; cluster, staged: vectors of a row that a block has room for
+                            // team to the next; cluster, staged: vectors of a row that a block has room for;
+                            // online: turns of a block's loop of which it keeps the vectors
   int shared_bytes = 0;     // dynamic shared memory of a block
   std::int64_t workspace_bytes = 0;
   int passes = 1;  // how often each source element is read

@@ -1,10 +1,8 @@
 // Cluster regime (sm_90 and later): contiguous rows that a cluster of blocks holds. In registers: several small blocks
 // of different clusters share a multiprocessor, so that some load while others exponentiate and store, which one large
 // block would do in turns. Thread t of block b is thread b * block + t of the row; otherwise this is the block regime.
-// Or, the widest rows of backward, in shared memory: see cluster_gradients. Each block sends the state of its part into
-// the shared memory of all others. A barrier of the cluster would do the same, but as a release and acquire at the
-// scope of the GPU, which takes about as long as loading does; there is one only at the start, hidden behind the loads.
-// Each element is read once and written once.
+// Or, the widest rows of backward, in shared memory: see cluster_gradients. Blocks tell each other the states of their
+// parts: see meeting.cuh. Each element is read once and written once.
 #include "cuda/dispatch.cuh"
 #include "cuda/meeting.cuh"
 

@@ -16,11 +16,12 @@ template <typename Operation>
 struct OnlineArguments : RowArguments<Operation> {
   Phase phase;
   int splits;
+  int kept_steps;                     // of which a cluster's block keeps the vectors
   typename Operation::State* states;  // rows × splits
 };
 
 template <typename Operation>
-__global__ void __launch_bounds__(tuning::kOnlineBlock* tuning::kOnlineBlocks)
+__global__ void __launch_bounds__(tuning::kOnlineThreads)  // 80 registers: its blocks have a half of them or a third
     online_row(const OnlineArguments<Operation> arguments) {
   using RowOf = Row<Operation, std::int64_t>;
   using State = typename Operation::State;
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock* tuning::kOnlineBlocks)
   const int unclear = static_cast<int>((min(part.end, (arguments.dim + row.phase()) / kVector) - part.begin) / step);
   const auto is_clear = [&](int i) { return !kFused && i >= clear && i < unclear; };
   // Vectors of the last steps, from this one on, stay in shared memory, where each thread finds its own again.
-  const int kept = meets && !kFused ? max(steps - arguments.apart, 0) : steps;
+  const int kept = meets && !kFused ? max(steps - arguments.kept_steps, 0) : steps;
   const auto slots = [&](int i) {
     constexpr int kSlots = kUnroll * tuning::held_operands(Operation::kDirection);
     return reinterpret_cast<Vector*>(dynamic_shared_memory()) + (i - kept) * kSlots * blockDim.x + threadIdx.x;
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock* tuning::kOnlineBlocks)
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
     OnlineArguments<Operation> arguments{row_arguments<Operation>(problem, plan, pointers), Phase::both,
-                                         static_cast<int>(plan.splits),
+                                         static_cast<int>(plan.splits), plan.run,
                                          static_cast<typename Operation::State*>(pointers.workspace)};
     const auto run = [&](Phase phase) {
       arguments.phase = phase;

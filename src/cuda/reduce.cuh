@@ -1,5 +1,5 @@
 // Combining states over the threads that share a row: over lanes of a warp by shuffles, over warps through shared
-// memory. Every thread gets the result. Over blocks of a cluster: see cluster.cu.
+// memory. Every thread gets the result. Over blocks of a cluster: see meeting.cuh.
 // The order is fixed by the layout alone, so results repeat bit by bit.
 #pragma once
 

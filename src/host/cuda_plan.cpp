@@ -244,7 +244,8 @@ Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_thre
   return {plan};
 }
 
-// Whether a cluster would take longer for a row than all multiprocessors together, which wait for a second launch.
+// Where rows are few: whether a cluster would take longer for one than all multiprocessors together, which wait for a
+// second launch.
 bool is_long(const Rows& rows, const Device& device) {
   const bool half_idle = 2 * tuning::kGpc * rows.count <= device.multiprocessors;
   return rows.vectors * tuning::kVectorBytes > (half_idle ? tuning::kClusterAloneBytes : tuning::kClusterFewBytes);
@@ -295,7 +296,8 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   std::int64_t threads;  // of a block
   const std::int64_t room = device.multiprocessors / rows.count;
   if (room >= 2 && !is_long(rows, device)) {
-    // few rows: as many blocks a row as the GPU has room for, and threads as long as all blocks run at once
+    // few rows, none of which is work for more than a cluster: as many blocks a row as the GPU has room for, and
+    // threads as long as all blocks run at once
     while (cluster < architecture.max_cluster &&
            (cluster * 2 <= room || threads_for(rows, cluster * rows.most_held) > tuning::kClusterBlock))
       cluster *= 2;
@@ -327,9 +329,17 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   return {plan};
 }
 
-// Rows so few that clusters would not have several each.
+// Blocks that share a row which is read twice: as many as a cluster may have, and the GPU has room for.
+int online_cluster(const Device& device, const tuning::Architecture& architecture) {
+  int cluster = architecture.max_cluster;
+  while (cluster > 1 && cluster > tuning::kOnlineClusterBlocks * device.multiprocessors) cluster /= 2;
+  return cluster;
+}
+
+// Rows so few that such clusters would not have several each.
 bool are_few(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
-  const int clusters = std::max(tuning::resident_clusters(device.multiprocessors, architecture.max_cluster), 1);
+  const int cluster = online_cluster(device, architecture);
+  const int clusters = std::max(tuning::resident_clusters(device.multiprocessors, cluster), 1);  // of a block each
   return rows.count < tuning::kOnlineClusterRows * tuning::kOnlineClusterBlocks * std::int64_t{clusters};
 }
 
@@ -346,7 +356,7 @@ Plan online_plan(const Problem& problem, const Rows& rows, int block) {
 
 Offer offer_online(const Problem& problem, const Rows& rows, const Device& device,
                    const tuning::Architecture& architecture) {
-  const int cluster = architecture.max_cluster;
+  const int cluster = online_cluster(device, architecture);
   Plan plan = online_plan(problem, rows, tuning::kOnlineClusterBlock);
   if (cluster == 1 || rows.vectors < std::int64_t{cluster} * plan.block * plan.items ||
       are_few(rows, device, architecture))
@@ -363,7 +373,7 @@ Offer offer_online(const Problem& problem, const Rows& rows, const Device& devic
     plan.shared_bytes = plan.run * bytes;
     plan.passes = plan.run == steps ? 1 : 2;
   }
-  plan.why = "a row is wider than registers: a cluster of blocks reads it, and again what shared memory does not hold";
+  plan.why = "a row is wider than registers: a cluster of blocks shares it, and keeps what shared memory has room for";
   return {plan};
 }
 

@@ -68,7 +68,8 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
 constexpr int partial_sums(int accumulator_bytes) { return accumulator_bytes == 8 ? 8 : 4; }
 inline constexpr int kPartialSumsOfFew = 2;
 
-// ---- warp regime: rows of at most 1024 elements -------------------------------------------------------------------
+// ---- warp regime: rows of at most 1024 elements, or a little over 2048 of 16 bits
+// -------------------------------------------------------------------
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
@@ -224,8 +225,8 @@ constexpr int clustered(int multiprocessors) { return multiprocessors * 10 / 11;
 inline constexpr int kClusterBlock = 256;        // threads of a block where rows are few: four blocks a multiprocessor
 inline constexpr int kClusterLeastThreads = 96;  // smaller blocks spend their time on meeting
 inline constexpr double kClusterFill = 0.92;     // of what the best size has under way: rather smaller clusters
-// Of few rows, each: wider ones need all multiprocessors, the sooner where their clusters would leave half of those
-// idle.
+// Of a row, where clusters have no several rows each: wider ones are split over all multiprocessors, the sooner where
+// clusters would leave half of those idle.
 inline constexpr std::int64_t kClusterFewBytes = 1 << 20;
 inline constexpr std::int64_t kClusterAloneBytes = 3 << 18;
 
@@ -268,8 +269,9 @@ inline constexpr int kOnlineBlock = 256;
 inline constexpr int kOnlineBlocks = 3;  // a multiprocessor: 80 registers a thread; and of a split grid
 // Where rows are many, clusters share them: so few are under way that L2 has them for the second pass, and shared
 // memory what it has room for. Of two blocks on a multiprocessor one loads while the other stores.
+inline constexpr int kOnlineThreads = kOnlineBlock * kOnlineBlocks;  // of a multiprocessor, in blocks of either size
 inline constexpr int kOnlineClusterBlocks = 2;
-inline constexpr int kOnlineClusterBlock = kOnlineBlock * kOnlineBlocks / kOnlineClusterBlocks;
+inline constexpr int kOnlineClusterBlock = kOnlineThreads / kOnlineClusterBlocks;
 inline constexpr int kOnlineClusterRows = 2;  // that each cluster has at least: else a grid of all blocks does better
 // vectors that a thread works on while as many arrive
 constexpr int online_vectors(Direction direction, bool fused) {

@@ -338,9 +338,11 @@ class Call {
 // ------------------------------------------------------------------------------------------------ runs
 
 // Every case in all dtypes, forward and backward, plain and fused, as it is planned; of the plans that can be forced on
-// it one in `sparse`. launch(problem, plan, device, addresses). Prints how much of what was run, and returns how much.
+// it one in `sparse`. launch(problem, plan, device, addresses). Prints how much of what was run, and returns it, and
+// the "total".
 template <typename Launch>
-int run(const std::vector<Case>& cases, const std::vector<Device>& devices, unsigned sparse, const Launch& launch) {
+std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector<Device>& devices, unsigned sparse,
+                               const Launch& launch) {
   const std::pair<DType, DType> pairs[] = {{DType::float32, DType::float32},  {DType::bfloat16, DType::bfloat16},
                                            {DType::float16, DType::float16},  {DType::float64, DType::float64},
                                            {DType::bfloat16, DType::float32}, {DType::float16, DType::float32}};
@@ -348,6 +350,7 @@ int run(const std::vector<Case>& cases, const std::vector<Device>& devices, unsi
   for (const char* name : {"warp", "block", "cluster", "online", "split", "strided"})
     regimes.push_back(regime_from(name, "regime"));
   std::map<std::string, int> runs;
+  int total = 0;
   const auto once = [&](Call call, std::optional<Regime> regime) {
     const Device& device = devices[random_bits() % devices.size()];
     Plan chosen;
@@ -356,11 +359,13 @@ int run(const std::vector<Case>& cases, const std::vector<Device>& devices, unsi
     } catch (const std::invalid_argument&) {
       return;  // not for this regime
     }
-    if (regime && chosen.grid * chosen.block > 20'000) return;  // what suits few long rows, on many short ones: slow
+    if (regime && chosen.grid * chosen.block > 25'000) return;  // what suits few long rows, on many short ones: slow
     call.fill();
     launch(call.problem, chosen, device, call.addresses());
     CHECK(call.check(chosen));
-    ++runs[std::string(name_of(chosen.regime)) + (call.problem.fused.any ? ", fused" : "")];
+    ++runs[std::string(name_of(chosen.regime)) + (chosen.cluster > 1 ? ", clusters" : "") +
+           (call.problem.fused.any ? ", fused" : "")];
+    ++total;
   };
   for (const Case& c : cases)
     for (const auto& regime : regimes)
@@ -369,9 +374,9 @@ int run(const std::vector<Case>& cases, const std::vector<Device>& devices, unsi
           for (const bool fused : {false, true})
             if (!regime || one_in(sparse))
               once(Call(c, backward, backward ? wide : narrow, backward ? narrow : wide, fused), regime);
-  int total = 0;
-  for (const auto& [what, count] : runs) std::printf("%5d %s\n", count, what.c_str()), total += count;
-  return total;
+  for (const auto& [what, count] : runs) std::printf("%5d %s\n", count, what.c_str());
+  runs["total"] = total;
+  return runs;
 }
 
 }  // namespace ndsoftmax::testing

@@ -14,7 +14,10 @@ int main() {
   Device small = device;
   small.multiprocessors = 1;
   small.shared_bytes_per_block = 100 << 10;  // not enough to keep what is read twice
-  Device ampere = device;                    // no clusters, little shared memory
+  Device blackwell = device;                 // smaller clusters, less shared memory
+  blackwell.compute_capability = 120;
+  blackwell.shared_bytes_per_block = 99 << 10;
+  Device ampere = device;  // no clusters, little shared memory
   ampere.compute_capability = 86;
   ampere.shared_bytes_per_block = 99 << 10;
   Device old = device;  // nothing that takes asynchronous copies either
@@ -165,13 +168,21 @@ int main() {
       {{2, 700, 8}, {}, {1}, 0, true},
       {{3000, 6}, {}, {0}, 0, true},
   };
-  const int runs =
-      testing::run(cases, {device, small, ampere, old}, 5,
-                   [](const Problem& problem, const Plan& plan, const Device& on, const Addresses& addresses) {
-                     std::vector<std::max_align_t> workspace(plan.workspace_bytes / sizeof(std::max_align_t) + 1);
-                     cuda::launch(problem, plan, on, addresses, workspace.data(), nullptr);
-                   });
-  CHECK(runs > 2400);
+  const auto launch = [](const Problem& problem, const Plan& plan, const Device& on, const Addresses& addresses) {
+    std::vector<std::max_align_t> workspace(plan.workspace_bytes / sizeof(std::max_align_t) + 1);
+    cuda::launch(problem, plan, on, addresses, workspace.data(), nullptr);
+  };
+  CHECK(testing::run(cases, {device, small, blackwell, ampere, old}, 5, launch)["total"] > 2400);
+  // rows that are long for the clusters of a GPU with one multiprocessor, in every regime: read twice, and kept
+  Device roomy = small;
+  roomy.shared_bytes_per_block = 227 << 10;
+  const std::vector<testing::Case> wide{{{4, 30016}, {}, {1}},
+                                        {{5, 30011}, {}, {1}, 1},
+                                        {{4, 60003}, {60008, 1}, {1}, 3},
+                                        {{4, 30000}, {}, {1}, 0, true}};
+  auto runs = testing::run(wide, {small, roomy}, 1, launch);
+  CHECK(runs["online, clusters"] > 30);
+  CHECK(runs["online, clusters, fused"] > 30);
   CHECK_EQUAL(cuda::kernels_compiled(), 724);  // more of them take longer to compile: is it worth it?
   return summary();
 }
