@@ -24,6 +24,13 @@ struct Meeting {
     const int lane = threadIdx.x % kWarp;
     return Lanes{}.combine(lane < blocks ? states.get()[lane] : State{});
   }
+  // All of it, after complete.open(): for the one row that the blocks have.
+  __device__ __forceinline__ State once(const State& held, int rank, int blocks) {
+    ArrivalBarrier::await_cluster();
+    send(held, rank, blocks);
+    complete.wait(blocks * sizeof(State));
+    return combined(blocks);
+  }
 };
 
 template <typename State>
@@ -35,10 +42,7 @@ struct ClusterExchange {
 
   template <typename Operation>
   __device__ __forceinline__ auto finish(const Operation& operation, const State& held) const {
-    ArrivalBarrier::await_cluster();
-    meeting.send(held, rank, blocks);
-    meeting.complete.wait(blocks * sizeof(State));
-    return operation.finish(held, meeting.combined(blocks));
+    return operation.finish(held, meeting.once(held, rank, blocks));
   }
 };
 

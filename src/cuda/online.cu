@@ -133,10 +133,7 @@ __global__ void __launch_bounds__(tuning::kOnlineThreads)  // 80 registers: its 
   Raws raw, next;
   if (i < steps) recall(i, raw);
   if (meets) {
-    ArrivalBarrier::await_cluster();
-    meeting.send(state, split, splits);
-    meeting.complete.wait(splits * sizeof(State));
-    state = meeting.combined(splits);
+    state = meeting.once(state, split, splits);
   } else if (arguments.phase == Phase::write) {
     await_kernel_before();
     let_next_kernel_begin();

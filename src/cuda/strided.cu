@@ -887,7 +887,7 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
 }
 
 template <typename Operation, int kVector>
-__global__ void __launch_bounds__(tuning::kStridedOnlineBlock* tuning::kStridedOnlineMinBlocks)
+__global__ void __launch_bounds__(tuning::kStridedOnlineThreads)
     online_tile(const __grid_constant__ StridedArguments<Operation> arguments) {
   if constexpr (kHasAllKernels || kVector == 1)
     pass_twice<Operation, kVector>(arguments);

@@ -759,7 +759,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   // every block of a tile combines the states of all: where there are many, fewer and larger ones
   const bool large = tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
   const int blocks = large ? 1 : tuning::kStridedOnlineMinBlocks;  // a multiprocessor
-  const std::int64_t along = tuning::kStridedOnlineBlock * tuning::kStridedOnlineMinBlocks / blocks / width;
+  const std::int64_t along = tuning::kStridedOnlineThreads / blocks / width;
   plan.passes = 2;
   plan.items = tuning::strided_online_items(bytes, problem.direction, problem.fused.any);
   const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);

@@ -68,8 +68,7 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
 constexpr int partial_sums(int accumulator_bytes) { return accumulator_bytes == 8 ? 8 : 4; }
 inline constexpr int kPartialSumsOfFew = 2;
 
-// ---- warp regime: rows of at most 1024 elements, or a little over 2048 of 16 bits
-// -------------------------------------------------------------------
+// ---- warp regime: rows of at most 1024 elements, or a little over 2048 of 16 bits ---------------------------------
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
@@ -376,6 +375,7 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;
 inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
+inline constexpr int kStridedOnlineThreads = kStridedOnlineBlock * kStridedOnlineMinBlocks;
 // Tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of those blocks.
 inline constexpr int kStridedOnlineLarge = 16;
 constexpr int strided_vector(int source_bytes, bool fused) {

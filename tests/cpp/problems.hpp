@@ -350,7 +350,6 @@ std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector
   for (const char* name : {"warp", "block", "cluster", "online", "split", "strided"})
     regimes.push_back(regime_from(name, "regime"));
   std::map<std::string, int> runs;
-  int total = 0;
   const auto once = [&](Call call, std::optional<Regime> regime) {
     const Device& device = devices[random_bits() % devices.size()];
     Plan chosen;
@@ -365,7 +364,7 @@ std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector
     CHECK(call.check(chosen));
     ++runs[std::string(name_of(chosen.regime)) + (chosen.cluster > 1 ? ", clusters" : "") +
            (call.problem.fused.any ? ", fused" : "")];
-    ++total;
+    ++runs["total"];
   };
   for (const Case& c : cases)
     for (const auto& regime : regimes)
@@ -375,7 +374,6 @@ std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector
             if (!regime || one_in(sparse))
               once(Call(c, backward, backward ? wide : narrow, backward ? narrow : wide, fused), regime);
   for (const auto& [what, count] : runs) std::printf("%5d %s\n", count, what.c_str());
-  runs["total"] = total;
   return runs;
 }
 
