@@ -9,16 +9,24 @@
 namespace ndsoftmax::cuda {
 namespace {
 
+// Threads of a block; those of 16 bits, which have no instructions to spare, all have as many.
+template <typename Source>
+__device__ __forceinline__ int staged_block() {
+  return sizeof(Source) == 2 ? tuning::kWarpBlock : static_cast<int>(blockDim.x);
+}
+
 // Copies `count` elements, in vectors by `copy_vector` and what is left of them, less than a vector, one by one. Both
 // sides start on a vector.
 template <typename T, typename CopyVector>
-__device__ __forceinline__ void copy_by_block(const T* from, T* to, int count, const CopyVector& copy_vector) {
-  constexpr int kVector = tuning::kVectorBytes / sizeof(T), kStep = tuning::kWarpBlock * kVector;
+__device__ __forceinline__ void copy_by_block(const T* from, T* to, int count, int threads,
+                                              const CopyVector& copy_vector) {
+  constexpr int kVector = tuning::kVectorBytes / sizeof(T);
+  const int step = threads * kVector;
   const int thread = threadIdx.x, rest = count % kVector;
   if (thread < rest) to[count - rest + thread] = from[count - rest + thread];
   from += thread * kVector, to += thread * kVector;
 #pragma unroll 4
-  for (int left = count - rest - thread * kVector; left > 0; left -= kStep, from += kStep, to += kStep)
+  for (int left = count - rest - thread * kVector; left > 0; left -= step, from += step, to += step)
     copy_vector(from, to);
 }
 
@@ -46,17 +54,19 @@ struct Staged {
     await_kernel_before();
     let_next_kernel_begin();
     const auto copy_vector = [](const Source* from, Source* to) { copy_async<tuning::kVectorBytes>(to, from); };
-    copy_by_block(arguments.source + first * dim, source, rows * dim, copy_vector);
-    if constexpr (kBackward) copy_by_block(arguments.grad + first * dim, grad, rows * dim, copy_vector);
+    copy_by_block(arguments.source + first * dim, source, rows * dim, staged_block<Source>(), copy_vector);
+    if constexpr (kBackward)
+      copy_by_block(arguments.grad + first * dim, grad, rows * dim, staged_block<Source>(), copy_vector);
     await_copies();
     __syncthreads();
   }
 
   __device__ __forceinline__ void store(const RowArguments<Operation>& arguments, int dim) const {
     __syncthreads();
-    copy_by_block(result, arguments.result + first * dim, rows * dim, [](const Result* from, Result* to) {
-      Vec<Result, tuning::kVectorBytes / sizeof(Result)>::load(from).store(to);
-    });
+    copy_by_block(result, arguments.result + first * dim, rows * dim, staged_block<Source>(),
+                  [](const Result* from, Result* to) {
+                    Vec<Result, tuning::kVectorBytes / sizeof(Result)>::load(from).store(to);
+                  });
   }
 };
 
@@ -72,7 +82,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
   const Operation operation = arguments.fusing.operation;
   const int dim = static_cast<int>(arguments.dim), step = arguments.lanes * kWord;
   const Staged<Operation> staged(arguments, dim);
-  const unsigned lanes = arguments.lanes, teams = tuning::kWarpBlock / lanes;
+  const unsigned lanes = arguments.lanes, teams = staged_block<Source>() / lanes;
   const int team = work::staged_row(static_cast<int>(threadIdx.x / lanes), static_cast<int>(teams), arguments.apart);
   const int lane = static_cast<int>(threadIdx.x % lanes);
   for (int turn = 0; turn < staged.rows; turn += static_cast<int>(teams)) {
@@ -207,7 +217,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 
   const Operation operation = arguments.fusing.operation;
   const Staged<Operation> staged(arguments, kDim);
-  for (int row = threadIdx.x * kRows; row < staged.rows; row += tuning::kWarpBlock * kRows) {
+  for (int row = threadIdx.x * kRows; row < staged.rows; row += staged_block<Source>() * kRows) {
     const auto source = Rows::load(staged.source + row * kDim);
     Rows grad;
     if constexpr (kBackward) grad = Rows::load(staged.grad + row * kDim);

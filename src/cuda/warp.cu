@@ -13,12 +13,12 @@ namespace {
 template <typename Operation, int kVector, int kLog2Dim, int kVectors>
 __device__ __forceinline__ void hold_warp_rows(const RowArguments<Operation>& arguments) {
   constexpr tuning::WarpLayout kLayout = tuning::warp_layout(kLog2Dim, kVector);
-  constexpr int kGroups = tuning::kWarpBlock / kLayout.lanes;
+  const int groups = static_cast<int>(blockDim.x) / kLayout.lanes;
   const int group = threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
   const auto row_of = [&](int team, int turn) {
-    return work::row(arguments.first_block + blockIdx.x, arguments.rows_per_block, team, kGroups, turn);
+    return work::row(arguments.first_block + blockIdx.x, arguments.rows_per_block, team, groups, turn);
   };
-  const int most_turns = arguments.rows_per_block / kGroups;
+  const int most_turns = arguments.rows_per_block / groups;
   int turns = 1;  // that have a row for any team: few rows should not wait for the turns of many
   while (turns < kLayout.rows && turns < most_turns && row_of(0, turns) < arguments.rows) ++turns;
   await_kernel_before();
@@ -26,7 +26,7 @@ __device__ __forceinline__ void hold_warp_rows(const RowArguments<Operation>& ar
   constexpr bool kMayBeRagged =
       kVector > 1 && tuning::vectors_may_be_ragged(sizeof(typename Operation::Source), Operation::kFused, kLog2Dim);
   using RowOf = Row<Operation, int, kMayBeRagged, kVector>;
-  hold_rows<RowOf, kVectors, kLayout.rows>(arguments, row_of(group, 0), kGroups, turns, kLayout.lanes, lane,
+  hold_rows<RowOf, kVectors, kLayout.rows>(arguments, row_of(group, 0), groups, turns, kLayout.lanes, lane,
                                            Lanes{kLayout.lanes}, WarpExchange{});
 }
 

@@ -124,9 +124,9 @@ bool are_tiny(const Rows& rows, const Problem& problem) {
          tuning::has_tiny_rows(size_of(problem.source), size_of(problem.result), problem.fused.any);
 }
 
-// Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and where a
-// quarter of the lanes that hold vectors would hold none; not where masks can be read as words, which are then the
-// most, nor where rows are so few that all are under way at once.
+// Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
+// where more than a quarter of the lanes that hold vectors would hold none; not where masks can be read as words, which
+// are then the most, nor where rows are so few that all are under way at once.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source))) return false;
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
@@ -138,7 +138,8 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   if (rows.count <= rows_under_way(lanes, device) && rows.fits_warp) return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
-  return problem.fused.any ? 2 * rows.vectors <= room : 4 * rows.vectors <= 3 * room;
+  if (problem.fused.any) return 2 * rows.vectors <= room;
+  return problem.direction == Direction::forward && 4 * rows.vectors < 3 * room;
 }
 
 int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
@@ -163,28 +164,32 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   const int sources = sources_of(problem);
   Plan plan;
   plan.staged = true;
+  const bool tiny = are_tiny(rows, problem);
+  if (!tiny) plan.threads_per_row = tuning::staged_lanes(dim, source);
+  const bool small = tuning::suits_small_staged_block(source, plan.threads_per_row);
+  plan.block = small ? tuning::kStagedSmallBlock : tuning::kWarpBlock;
   int unit;  // rows of one turn of all threads, and of whole vectors
-  if (are_tiny(rows, problem)) {
+  if (tiny) {
     const int together = tuning::rows_of_whole_vectors(dim, source);
     plan.vector = rows.vector;
     plan.items = together * dim / rows.vector;
-    unit = tuning::kWarpBlock * together;
+    unit = plan.block * together;
     plan.why = "rows smaller than 16 bytes: a run of them through shared memory, a thread takes whole vectors of it";
   } else {
     plan.vector = tuning::staged_word(source);
-    plan.threads_per_row = tuning::staged_lanes(dim, source);
     plan.run = tuning::staged_apart(dim, plan.vector, plan.threads_per_row);
     plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row * plan.vector));
-    unit = std::max(tuning::kWarpBlock / plan.threads_per_row,
-                    tuning::rows_of_whole_vectors(dim, std::min(source, result)));
+    unit = std::max(plan.block / plan.threads_per_row, tuning::rows_of_whole_vectors(dim, std::min(source, result)));
     plan.why = dim % rows.vector == 0
                    ? "rows that would leave lanes idle as vectors: a run of them, through shared memory"
                    : "rows that do not start on 16 bytes: a run of them, through shared memory";
   }
   // results take the place of sources of their size
   const int bytes = unit * dim * (sources * source + (source == result ? 0 : result));
-  const std::int64_t useful = rows.count / (std::int64_t{unit} * device.multiprocessors * tuning::kStagedBlocks);
-  const int turns = static_cast<int>(std::clamp<std::int64_t>(useful, 1, divide_up(tuning::kStagedBytes, bytes)));
+  const std::int64_t blocks = std::int64_t{tuning::kStagedThreads / plan.block} * device.multiprocessors;
+  const int least = small ? tuning::kStagedSmallBytes : tuning::kStagedBytes;
+  const int turns =
+      static_cast<int>(std::clamp<std::int64_t>(rows.count / (unit * blocks), 1, divide_up(least, bytes)));
   plan.rows_per_block = unit * turns;
   plan.shared_bytes = bytes * turns;
   return plan;
@@ -220,23 +225,47 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
     }
     plan.log2_dim = rows.log2_dim;
     const std::int64_t useful = rows.count / rows_under_way(layout.lanes, device);
-    plan.rows_per_block =
-        tuning::kWarpBlock / layout.lanes * static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
+    const auto turns = static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
+    plan.block = tuning::kWarpBlock;
+    const std::int64_t warp_bytes = kWarp / layout.lanes * turns * rows.dim * size_of(problem.source);
+    if (useful > 0)
+      plan.block = static_cast<int>(
+          std::clamp<std::int64_t>(divide_up(tuning::kWarpBlockBytes, warp_bytes) * kWarp, kWarp, plan.block));
+    plan.rows_per_block = plan.block / layout.lanes * turns;
     plan.why = rows.warp_vector > 1 ? "a row fits in the registers of a warp, or of a part of one"
                                     : "a row fits in the registers of a warp, or of a part of one, element by element";
   }
-  plan.block = tuning::kWarpBlock;
   plan.grid = divide_up(rows.count, plan.rows_per_block);
   return {plan};
 }
 
-Offer offer_block(const Rows& rows, const Device& device, std::int64_t most_threads) {
+// How many vectors a thread of a block should hold so that what blocks have under way on a multiprocessor is the least
+// that keeps memory busy; 0, where no number does.
+int vectors_under_way(const Problem& problem, const Rows& rows) {
+  const int bytes = size_of(problem.source);
+  if (!tuning::sizes_blocks(bytes, problem.direction, problem.fused.any)) return 0;
+  int best = 0;
+  std::int64_t least = tuning::kBlockMostBytes + 1;
+  for (int vectors = rows.most_held; vectors > 0; --vectors) {
+    const std::int64_t blocks = tuning::kMaxBlock / threads_for(rows, vectors);
+    const std::int64_t under_way = blocks * rows.vectors * tuning::kVectorBytes;
+    if (blocks < 2 || under_way < tuning::block_least_bytes(bytes) || under_way >= least) continue;
+    least = under_way;
+    best = vectors;
+  }
+  return best;
+}
+
+Offer offer_block(const Problem& problem, const Rows& rows, const Device& device, std::int64_t most_threads) {
   if (device.compute_capability < tuning::kAllKernelsFrom)
     return {{}, "rows held by a block need compute capability 8.0"};
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
   const bool most = rows.ragged() || threads_for(rows, rows.held) > most_threads;
-  const std::int64_t threads = threads_for(rows, most ? rows.most_held : rows.held);
-  if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
+  std::int64_t threads = threads_for(rows, most ? rows.most_held : rows.held);
+  if (const int vectors = vectors_under_way(problem, rows); vectors > 0)
+    threads = threads_for(rows, vectors);
+  else if (threads > most_threads)
+    return {{}, "a row is wider than the registers of a block"};
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
   plan.grid = rows.count;
@@ -785,7 +814,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (regime == Regime::warp) return offer_warp(problem, rows, device);
   if (!rows.alike) return {{}, "the tensors' rows are misaligned differently"};
   switch (regime) {
-    case Regime::block: return offer_block(rows, device, tuning::kMaxBlock);
+    case Regime::block: return offer_block(problem, rows, device, tuning::kMaxBlock);
     case Regime::cluster: return offer_cluster(problem, rows, device, architecture);
     case Regime::online: return offer_online(problem, rows, device, architecture);
     default: return offer_split(problem, rows, device);
@@ -883,12 +912,13 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   if (!rows.alike) return strided_plan(problem, device, architecture);
   if (architecture.max_cluster > 1) {
     const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
-    if (const Offer block = offer_block(rows, device, few ? 0 : architecture.block_threads); block.plan)
-      return *block.plan;
+    if (!few)
+      if (const Offer block = offer_block(problem, rows, device, architecture.block_threads); block.plan)
+        return *block.plan;
     if (few && is_long(rows, device) && are_few(rows, device, architecture))
       return *offer_split(problem, rows, device).plan;
     if (const Offer cluster = offer_cluster(problem, rows, device, architecture); cluster.plan) return *cluster.plan;
-  } else if (const Offer block = offer_block(rows, device, architecture.block_threads); block.plan) {
+  } else if (const Offer block = offer_block(problem, rows, device, architecture.block_threads); block.plan) {
     return *block.plan;
   }
   if (rows.count < device.multiprocessors && are_few(rows, device, architecture))

@@ -63,6 +63,17 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
              : most_held_vectors(source_bytes, direction, fused);
 }
 
+// A block that holds a row has that much under way. What the blocks of a multiprocessor have together, 64 registers a
+// thread, should be enough for memory to be busy, and little more: the more is under way, the more often DRAM changes
+// rows. 512 MiB of float32 take an H200 253 to 258 us at 70 to 84 KiB, to 259 at 96, to 262 at 112 to 128, but to 266
+// at 60 and 300 at 48; 16 bits, which take more instructions a byte, 263 at 76 and 254 to 257 at 80 to 96. (Backward,
+// which loads twice as much for what it stores, and what is fused do as well by the fewest threads.)
+constexpr std::int64_t block_least_bytes(int source_bytes) { return (source_bytes == 2 ? 80 : 72) << 10; }
+inline constexpr std::int64_t kBlockMostBytes = 112 << 10;
+constexpr bool sizes_blocks(int source_bytes, Direction direction, bool fused) {
+  return source_bytes < 8 && direction == Direction::forward && !fused;
+}
+
 // What a thread adds up by itself, it does in so many sums: each addition waits for the one before. More of float64,
 // whose rounding is all that is left of its error. Two where terms come a few at a time, and are added to a sum of all.
 constexpr int partial_sums(int accumulator_bytes) { return accumulator_bytes == 8 ? 8 : 4; }
@@ -99,7 +110,11 @@ constexpr bool vectors_may_be_ragged(int source_bytes, bool fused, int log2_dim)
 // have kernels of their own. So have forward ones just past 2048, of which each thread of a block would have few.
 inline constexpr int kFewRawVectors = 5;
 constexpr int most_raw_vectors(Direction direction) { return direction == Direction::forward ? 9 : 8; }
-inline constexpr int kWarpBlock = 128;  // small blocks retire and refill smoothly
+// Threads of a block at most: the fewest warps, where rows are many, that read so many bytes of a source. An H200
+// copies 512 MiB in 253 us by blocks of 4 KiB, in 260 by such of 8, in 265 by such of 16: the more is under way, the
+// more often DRAM changes rows. It begins 0.82 blocks a nanosecond, so that those of 2 KiB take 318.
+inline constexpr int kWarpBlock = 128;
+inline constexpr int kWarpBlockBytes = 3 * 1024;
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
 // Blocks a multiprocessor, which 64 registers a thread allow, before lanes work on more than a row, and rows are
 // staged: while all are under way at once, either would only take longer.
@@ -112,9 +127,14 @@ constexpr bool has_staged_rows(int source_bytes) { return source_bytes < 8; }
 // registers a thread allow, keep more than 100 KiB on a multiprocessor, which memory needs to be busy (48 KiB gave 0.75
 // of a copy's speed, 96 KiB 1.0).
 inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
-inline constexpr int kStagedBlocks = 8;         // a multiprocessor, before blocks stage more than they must
-inline constexpr int kStagedValues = 32;        // that a lane has of a row before more lanes share it
-inline constexpr int kStagedTogether = 4;       // words that a lane loads before it uses the first, where it holds none
+inline constexpr int kStagedThreads = 1024;     // a multiprocessor, before blocks stage more than they must
+// Rows of 32 bits take a third of the instructions, so that small blocks, which keep memory busiest, see to them; not
+// where single rows are 2 KiB and more.
+inline constexpr int kStagedSmallBlock = 64;
+inline constexpr int kStagedSmallBytes = 4608;
+constexpr bool suits_small_staged_block(int source_bytes, int lanes) { return source_bytes == 4 && lanes < kWarp; }
+inline constexpr int kStagedValues = 32;   // that a lane has of a row before more lanes share it
+inline constexpr int kStagedTogether = 4;  // words that a lane loads before it uses the first, where it holds none
 
 // Wider fused rows are better off as vectors: masks and biases are not staged, and would be read element by element.
 constexpr int staged_fused_dim(int source_bytes) { return 4 * kVectorBytes / source_bytes - 1; }
@@ -124,7 +144,7 @@ constexpr int staged_word(int source_bytes) { return source_bytes == 2 ? 2 : 1; 
 
 // A lane's words, rounded up to those that kernels are compiled for. Fused kernels are large: there are fewer.
 constexpr int staged_items(int items, bool fused) {
-  const int step = fused || items > 8 ? 4 : 2;
+  const int step = fused || items > 12 ? 4 : 2;
   return (items + step - 1) / step * step;
 }
 
