@@ -2,191 +2,229 @@
 // Online: a block reads its row twice, first for the state (the online softmax), then to write, from the row's end,
 // which L2 still has. Or a cluster of blocks does, each with a part of the row, on sm_90 and later, where rows are
 // many: few of them are under way then, so that L2 has nearly all, and shared memory keeps what it has room for. Split:
-// plan.splits blocks a row do the same with a part each, in two launches; the states of the parts pass through the
-// workspace, and every block combines those of its row, in the same order. The second launch begins before the first
-// has ended, and loads meanwhile. Rows may have more than 2^31 elements. Exponentials are computed twice, so that
-// 16-bit rows are bound by those.
+// plan.splits blocks a row come to the states of its parts, which pass through the workspace; a second launch, of small
+// blocks, which is how memory is written fastest, combines those of its row, each block all of them, in the same order.
+// It begins before the first has ended, loads meanwhile, and goes backwards as well. Rows may have more than 2^31
+// elements. Exponentials are computed twice, so that 16-bit rows are bound by those.
 #include "cuda/dispatch.cuh"
 #include "cuda/meeting.cuh"
+#include "host/cuda_plan.hpp"
 
 namespace ndsoftmax::cuda {
 namespace {
 
 template <typename Operation>
 struct OnlineArguments : RowArguments<Operation> {
-  Phase phase;
   int splits;
   int kept_steps;                     // of which a cluster's block keeps the vectors
+  std::int64_t pieces;                // of a row, each of which a block of the second launch writes
   typename Operation::State* states;  // rows × splits
 };
 
+// Vectors that a thread takes at once, in a step.
 template <typename Operation>
-__global__ void __launch_bounds__(tuning::kOnlineThreads)  // 80 registers: its blocks have a half of them or a third
+inline constexpr int kUnroll = tuning::online_vectors(Operation::kDirection, Operation::kFused);
+
+// The results of a step whose vectors begin at `first`, first + stride, … before `end`; `clear`, as in online_row().
+template <typename RowOf, typename Operation, int kVectors>
+__device__ __forceinline__ void write_step(const RowArguments<Operation>& arguments, const RowOf& row,
+                                           typename RowOf::Raw (&raw)[kVectors], std::int64_t first, int stride,
+                                           std::int64_t end, bool clear, const typename Operation::Finish& finish) {
+  typename Operation::Term terms[RowOf::kVector];
+  arguments.fusing.operation.with_log([&](auto log) {
+    const auto value = [&](int k) { return finish.again(terms[k], log); };
+    if (clear) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        row.terms(raw[k], 0, terms);
+        row.store_whole(first + k * stride, value);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        const std::int64_t here = first + k * stride;
+        if (here >= end) continue;
+        row.resolve(raw[k], here);
+        row.terms(raw[k], here, terms);
+        row.store(here, value);
+        row.clean(here, 0, 1, finish);
+      }
+    }
+  });
+}
+
+// kStatisticsOnly: the first launch of split rows, 64 registers. Otherwise 80: blocks have a half of a multiprocessor's
+// or a third.
+template <typename Operation, bool kStatisticsOnly>
+__global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tuning::kOnlineThreads,
+                                  kStatisticsOnly ? tuning::kSplitBlocks : 1)
     online_row(const OnlineArguments<Operation> arguments) {
   using RowOf = Row<Operation, std::int64_t>;
   using State = typename Operation::State;
   using Term = typename Operation::Term;
   using Vector = Vec<typename Operation::Source, RowOf::kVector>;
   constexpr bool kFused = Operation::kFused;
-  constexpr int kVector = RowOf::kVector, kUnroll = tuning::online_vectors(Operation::kDirection, kFused);
-  using Raws = typename RowOf::Raw[kUnroll];
+  constexpr int kVector = RowOf::kVector, kTogether = kUnroll<Operation>;
+  using Raws = typename RowOf::Raw[kTogether];
   const Operation operation = arguments.fusing.operation;
   __shared__ Shared<State, kWarp> warps;
   __shared__ Meeting<State> meeting;
   const int splits = arguments.splits;
-  const bool meets = kHasClusters && arguments.phase == Phase::both && splits > 1;
+  const bool meets = kHasClusters && !kStatisticsOnly && splits > 1;
   if (meets) meeting.complete.open();
 
-  // the launch before that of Phase::write is that of the statistics, which began after all that the source waits for
-  if (arguments.phase != Phase::write) await_kernel_before();
+  await_kernel_before();
   const std::int64_t block = arguments.first_block + blockIdx.x, index = quotient(block, splits);
   const auto split = static_cast<int>(block - index * splits);
   const RowOf row(arguments, index);
-  const auto vectors_to = [&](std::int64_t end) { return work::vectors_in_row(end, kVector, row.phase()); };
-  const work::Part part = work::part_of(vectors_to(arguments.dim), split, splits);
-  const std::int64_t end = part.end * kVector - row.phase();
 
-  // Threads take steps of kUnroll vectors, which are `stride` elements apart.
-  const int step = static_cast<int>(blockDim.x) * kUnroll, stride = static_cast<int>(blockDim.x) * kVector;
+  // Threads take steps of kTogether vectors, which are `stride` elements apart. The steps of a part follow each other;
+  // where parts are not written, those of all parts take turns: what is loaded last, at the end, is written first.
+  const int step = static_cast<int>(blockDim.x) * kTogether, stride = static_cast<int>(blockDim.x) * kVector;
+  const auto vectors_to = [&](std::int64_t end) { return work::vectors_in_row(end, kVector, row.phase()); };
+  const std::int64_t vectors = vectors_to(arguments.dim);
+  const work::Part part = kStatisticsOnly ? work::Part{static_cast<std::int64_t>(split) * step, vectors}
+                                          : work::part_of(vectors, split, splits);
+  const std::int64_t end = part.end * kVector - row.phase();
+  const std::int64_t apart = kStatisticsOnly ? static_cast<std::int64_t>(splits) * step : step;
   const auto steps_to = [&](std::int64_t vector) {
-    return vector > part.begin ? static_cast<int>((vector - part.begin + step - 1) / step) : 0;
+    return vector > part.begin ? static_cast<int>(quotient(vector - part.begin + apart - 1, apart)) : 0;
   };
   const std::int64_t first = (part.begin + threadIdx.x) * kVector - row.phase();
-  const auto first_of = [&](int i) { return first + static_cast<std::int64_t>(i) * step * kVector; };
+  const auto first_of = [&](int i) { return first + i * apart * kVector; };
   const int steps = steps_to(part.end);
   // Steps from `clear` until `unclear` have no vector that reaches over an end of the row or of the part: where nothing
   // is fused, nothing is to be asked of theirs.
   const int clear = part.begin == 0 && row.phase() != 0 ? 1 : 0;
-  const int unclear = static_cast<int>((min(part.end, (arguments.dim + row.phase()) / kVector) - part.begin) / step);
+  const int unclear = steps_to(min(part.end, (arguments.dim + row.phase()) / kVector) - step + 1);
   const auto is_clear = [&](int i) { return !kFused && i >= clear && i < unclear; };
   // Vectors of the last steps, from this one on, stay in shared memory, where each thread finds its own again.
   const int kept = meets && !kFused ? max(steps - arguments.kept_steps, 0) : steps;
   const auto slots = [&](int i) {
-    constexpr int kSlots = kUnroll * tuning::held_operands(Operation::kDirection);
+    constexpr int kSlots = kTogether * tuning::held_operands(Operation::kDirection);
     return reinterpret_cast<Vector*>(dynamic_shared_memory()) + (i - kept) * kSlots * blockDim.x + threadIdx.x;
   };
-  const auto load = [&](int i, Raws& raw) {
+  const auto load = [&](int i, std::int64_t first, Raws& raw) {
     if (is_clear(i))
-      row.load_whole(first_of(i), stride, raw);
+      row.load_whole(first, stride, raw);
     else
-      row.load(first_of(i), stride, end, raw);
+      row.load(first, stride, end, raw);
   };
 
   State state;
-  if (arguments.phase != Phase::write) {
-    let_next_kernel_begin();
+  let_next_kernel_begin();
+  {
     const int until = kFused ? steps_to(min(part.end, vectors_to(row.reach()))) : steps;
     Raws raw, next;  // which is under way meanwhile
-    if (until > 0) load(0, raw);
-    for (int i = 0; i < until; ++i) {
-      if (i + 1 < until) load(i + 1, next);
-      Term terms[kFused ? kUnroll * kVector : kVector];
+    std::int64_t at = first;
+    if (until > 0) load(0, at, raw);
+    for (int i = 0; i < until; ++i, at += apart * kVector) {
+      if (i + 1 < until) load(i + 1, at + apart * kVector, next);
+      Term terms[kFused ? kTogether * kVector : kVector];
       if (!is_clear(i)) {
-        const std::int64_t at = first_of(i);
 #pragma unroll
-        for (int k = 0; k < kUnroll; ++k) {
+        for (int k = 0; k < kTogether; ++k) {
           const std::int64_t here = at + k * stride < end ? at + k * stride : arguments.dim;
           row.resolve(raw[k], here);
           if constexpr (kFused) row.terms(raw[k], here, terms + k * kVector);
         }
       }
       if constexpr (kFused) {
-        operation.template accumulate<kUnroll, kVector, kVector>(state, terms);
+        operation.template accumulate<kTogether, kVector, kVector>(state, terms);
       } else {
         if (i >= kept) {
           Vector* const slot = slots(i);
 #pragma unroll
-          for (int k = 0; k < kUnroll; ++k) {
+          for (int k = 0; k < kTogether; ++k) {
             slot[k * blockDim.x] = raw[k].source;
-            if constexpr (kIsBackward<Operation>) slot[(kUnroll + k) * blockDim.x] = raw[k].grad;
+            if constexpr (kIsBackward<Operation>) slot[(kTogether + k) * blockDim.x] = raw[k].grad;
           }
         }
         operation.raise(state, raw);
 #pragma unroll
-        for (int k = 0; k < kUnroll; ++k) {
+        for (int k = 0; k < kTogether; ++k) {
           row.terms(raw[k], 0, terms);
           operation.template add<kVector>(state, terms);
         }
       }
 #pragma unroll
-      for (int k = 0; k < kUnroll; ++k) raw[k] = next[k];
+      for (int k = 0; k < kTogether; ++k) raw[k] = next[k];
     }
     state = Lanes{}.combine(state);
     if (!meets) state = combine_warps(state, warps.get());
   }
-  if (arguments.phase == Phase::statistics) {
+  if constexpr (kStatisticsOnly) {
     if (threadIdx.x == 0) arguments.states[block] = state;
     return;
   }
 
   // Backwards, as L2 has the end of what was loaded; last what was kept, which needs none.
   const auto recall = [&](int i, Raws& raw) {
-    if (kFused || i < kept) return load(i, raw);
+    if (kFused || i < kept) return load(i, first_of(i), raw);
     const Vector* const slot = slots(i);
 #pragma unroll
-    for (int k = 0; k < kUnroll; ++k) {
+    for (int k = 0; k < kTogether; ++k) {
       raw[k].source = slot[k * blockDim.x];
-      if constexpr (kIsBackward<Operation>) raw[k].grad = slot[(kUnroll + k) * blockDim.x];
+      if constexpr (kIsBackward<Operation>) raw[k].grad = slot[(kTogether + k) * blockDim.x];
     }
   };
   int i = kept > 0 ? kept - 1 : 0;
   Raws raw, next;
   if (i < steps) recall(i, raw);
-  if (meets) {
-    state = meeting.once(state, split, splits);
-  } else if (arguments.phase == Phase::write) {
-    await_kernel_before();
-    let_next_kernel_begin();
-    state = {};
-    for (int other = threadIdx.x; other < splits; other += blockDim.x)
-      state.combine(arguments.states[index * splits + other]);
-    state = combine_warps(Lanes{}.combine(state), warps.get());
-  }
+  if (meets) state = meeting.once(state, split, splits);
   const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
-  operation.with_log([&](auto log) {
-    for (int following; i < steps; i = following) {
-      following = i >= kept ? i + 1 : i > 0 ? i - 1 : kept;
-      if (following < steps) recall(following, next);
-      const std::int64_t at = first_of(i);
-      if (is_clear(i)) {
+  for (int following; i < steps; i = following) {
+    following = i >= kept ? i + 1 : i > 0 ? i - 1 : kept;
+    if (following < steps) recall(following, next);
+    write_step(arguments, row, raw, first_of(i), stride, end, is_clear(i), finish);
 #pragma unroll
-        for (int k = 0; k < kUnroll; ++k) {
-          Term terms[kVector];
-          row.terms(raw[k], 0, terms);
-          row.store_whole(at + k * stride, [&](int j) { return finish.again(terms[j], log); });
-        }
-      } else {
-#pragma unroll
-        for (int k = 0; k < kUnroll; ++k) {
-          const std::int64_t here = at + k * stride;
-          if (here >= end) continue;
-          Term terms[kVector];
-          row.resolve(raw[k], here);
-          row.terms(raw[k], here, terms);
-          row.store(here, [&](int j) { return finish.again(terms[j], log); });
-          row.clean(here, 0, 1, finish);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kUnroll; ++k) raw[k] = next[k];
-    }
-  });
+    for (int k = 0; k < kTogether; ++k) raw[k] = next[k];
+  }
+}
+
+// The second launch of split rows: a block has one step, from the row's end.
+template <typename Operation>
+__global__ void __launch_bounds__(tuning::kOnlineBlock) split_write(const OnlineArguments<Operation> arguments) {
+  using RowOf = Row<Operation, std::int64_t>;
+  using State = typename Operation::State;
+  constexpr int kVector = RowOf::kVector, kTogether = kUnroll<Operation>;
+  const int step = static_cast<int>(blockDim.x) * kTogether, stride = static_cast<int>(blockDim.x) * kVector;
+  __shared__ Shared<State, kWarp> warps;
+  const std::int64_t block = arguments.first_block + blockIdx.x, index = quotient(block, arguments.pieces);
+  const std::int64_t vector = ((index + 1) * arguments.pieces - 1 - block) * step;
+  const RowOf row(arguments, index);
+  const std::int64_t first = (vector + threadIdx.x) * kVector - row.phase();
+  const bool clear = !Operation::kFused && (vector > 0 || row.phase() == 0) &&
+                     (vector + step) * kVector <= arguments.dim + row.phase();
+  // the launch before began after all that the source waits for
+  typename RowOf::Raw raw[kTogether];
+  if (clear)
+    row.load_whole(first, stride, raw);
+  else
+    row.load(first, stride, arguments.dim, raw);
+  await_kernel_before();
+  let_next_kernel_begin();
+  State state;
+  for (int part = threadIdx.x; part < arguments.splits; part += static_cast<int>(blockDim.x))
+    state.combine(arguments.states[index * arguments.splits + part]);
+  state = combine_warps(Lanes{}.combine(state), warps.get());
+  write_step(arguments, row, raw, first, stride, arguments.dim, clear,
+             finish_of<Operation>(WarpExchange{}, state, arguments.fusing));
 }
 
 }  // namespace
 
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    OnlineArguments<Operation> arguments{row_arguments<Operation>(problem, plan, pointers), Phase::both,
-                                         static_cast<int>(plan.splits), plan.run,
+    OnlineArguments<Operation> arguments{row_arguments<Operation>(problem, plan, pointers),
+                                         static_cast<int>(plan.splits), plan.run, split_pieces(problem, plan),
                                          static_cast<typename Operation::State*>(pointers.workspace)};
-    const auto run = [&](Phase phase) {
-      arguments.phase = phase;
-      launch_grid<online_row<Operation>>(arguments, plan, pointers, stream);
-    };
-    if (plan.regime == Regime::online) return run(Phase::both);
-    run(Phase::statistics);
-    run(Phase::write);
+    if (plan.regime == Regime::online)
+      return launch_grid<online_row<Operation, false>>(arguments, plan, pointers, stream);
+    launch_grid<online_row<Operation, true>>(arguments, plan, pointers, stream);
+    Plan write = plan;
+    write.grid = problem.outer.size * arguments.pieces;
+    launch_grid<split_write<Operation>>(arguments, write, pointers, stream);
   });
 }
 

@@ -110,6 +110,14 @@ void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) 
   }
 }
 
+void walk_split_rows(const Problem& problem, const Plan& plan, Counts& counts) {
+  const std::int64_t step = plan.block * plan.items, pieces = split_pieces(problem, plan);
+  for (std::int64_t row = 0; row < problem.outer.size; ++row)
+    for (std::int64_t vector = 0; vector < pieces * step; ++vector)
+      counts.row_elements(
+          row, work::first_element<std::int64_t>(vector, 1, 0, plan.vector, phase_of(problem, plan, row)), plan.vector);
+}
+
 void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
   const ColumnsLayout layout = columns_layout(problem, plan);
   const work::Divider run(plan.run), dims(layout.along);
@@ -183,8 +191,8 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
       else
         walk_held_rows(problem, plan, counts);
       break;
-    case Regime::online:
-    case Regime::split: walk_online_rows(problem, plan, counts); break;
+    case Regime::online: walk_online_rows(problem, plan, counts); break;
+    case Regime::split: walk_split_rows(problem, plan, counts); break;
     case Regime::strided:
       if (holds_columns(problem, plan))
         walk_columns(problem, plan, counts);

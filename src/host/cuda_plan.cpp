@@ -408,7 +408,7 @@ Offer offer_online(const Problem& problem, const Rows& rows, const Device& devic
 
 Offer offer_split(const Problem& problem, const Rows& rows, const Device& device) {
   Plan plan = online_plan(problem, rows, tuning::kOnlineBlock);
-  const std::int64_t room = device.multiprocessors * tuning::kOnlineBlocks;
+  const std::int64_t room = device.multiprocessors * tuning::kSplitBlocks;
   const std::int64_t useful = divide_up(rows.vectors, plan.block * tuning::kSplitMinVectors);
   plan.regime = Regime::split;
   plan.splits = std::clamp<std::int64_t>(room / rows.count, 1, useful);
@@ -892,6 +892,11 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan) {
   tile.operand_bytes =
       static_cast<int>(round_up(static_cast<std::int64_t>(tile.strips) * tile.slab + (tile.phased ? tile.unit : 0)));
   return tile;
+}
+
+std::int64_t split_pieces(const Problem& problem, const Plan& plan) {
+  const int phase = plan.ragged ? plan.vector - 1 : 0;  // at most
+  return divide_up(work::vectors_in_row(problem.dim.size, plan.vector, phase), plan.block * plan.items);
 }
 
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {

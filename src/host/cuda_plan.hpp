@@ -59,6 +59,9 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
 // Which of tuning::kColumnsKernels it runs.
 int columns_kernel(const Problem& problem, const Plan& plan);
 
+// Into how many pieces the second launch of a split plan cuts a row: one for each of its blocks.
+std::int64_t split_pieces(const Problem& problem, const Plan& plan);
+
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced);
 
 // How often the threads of a plan write each element, indexed [outer][dim][inner]: all ones, or the plan is wrong.

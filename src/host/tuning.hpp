@@ -285,7 +285,8 @@ inline constexpr int kOverlapFrom = 90;  // compute capability that can start a 
 // ---- online and split ---------------------------------------------------------------------------------------------
 
 inline constexpr int kOnlineBlock = 256;
-inline constexpr int kOnlineBlocks = 3;  // a multiprocessor: 80 registers a thread; and of a split grid
+inline constexpr int kOnlineBlocks = 3;  // a multiprocessor: 80 registers a thread
+inline constexpr int kSplitBlocks = 4;   // of the launch that only reads: 64
 // Where rows are many, clusters share them: so few are under way that L2 has them for the second pass, and shared
 // memory what it has room for. Of two blocks on a multiprocessor one loads while the other stores.
 inline constexpr int kOnlineThreads = kOnlineBlock * kOnlineBlocks;  // of a multiprocessor, in blocks of either size
