@@ -240,8 +240,9 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
 }
 
 // How many vectors a thread of a block should hold so that what blocks have under way on a multiprocessor is the least
-// that keeps memory busy; 0, where no number does.
-int vectors_under_way(const Problem& problem, const Rows& rows) {
+// that keeps memory busy; 0, where no number does. Rows of 16 bits so few that all are under way at once had better be
+// exponentiated once.
+int vectors_under_way(const Problem& problem, const Rows& rows, const Device& device) {
   const int bytes = size_of(problem.source);
   if (!tuning::sizes_blocks(bytes, problem.direction, problem.fused.any)) return 0;
   int best = 0;
@@ -250,6 +251,7 @@ int vectors_under_way(const Problem& problem, const Rows& rows) {
     const std::int64_t blocks = tuning::kMaxBlock / threads_for(rows, vectors);
     const std::int64_t under_way = blocks * rows.vectors * tuning::kVectorBytes;
     if (blocks < 2 || under_way < tuning::block_least_bytes(bytes) || under_way >= least) continue;
+    if (rows.held < rows.most_held && rows.count <= blocks * device.multiprocessors) continue;
     least = under_way;
     best = vectors;
   }
@@ -262,7 +264,7 @@ Offer offer_block(const Problem& problem, const Rows& rows, const Device& device
   // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
   const bool most = rows.ragged() || threads_for(rows, rows.held) > most_threads;
   std::int64_t threads = threads_for(rows, most ? rows.most_held : rows.held);
-  if (const int vectors = vectors_under_way(problem, rows); vectors > 0)
+  if (const int vectors = vectors_under_way(problem, rows, device); vectors > 0)
     threads = threads_for(rows, vectors);
   else if (threads > most_threads)
     return {{}, "a row is wider than the registers of a block"};
