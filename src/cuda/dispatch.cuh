@@ -140,9 +140,6 @@ void visit_held(const Plan& plan, const Visitor& visitor) {
   visitor(std::integral_constant<int, kMost>{});
 }
 
-// What one launch of a kernel that reads its source twice does: all of it, or only one of the two passes.
-enum class Phase { both, statistics, write };
-
 // Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for.
 template <typename Arguments>
 void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, const Pointers& pointers,

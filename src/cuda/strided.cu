@@ -21,6 +21,9 @@
 namespace ndsoftmax::cuda {
 namespace {
 
+// What one launch of a kernel that reads its source twice does: all of it, or only one of the two passes.
+enum class Phase { both, statistics, write };
+
 template <typename Operation>
 struct StridedArguments {
   using Source = typename Operation::Source;

@@ -64,10 +64,10 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
 }
 
 // A block that holds a row has that much under way. What the blocks of a multiprocessor have together, 64 registers a
-// thread, should be enough for memory to be busy, and little more: the more is under way, the more often DRAM changes
-// rows. 512 MiB of float32 take an H200 253 to 258 us at 70 to 84 KiB, to 259 at 96, to 262 at 112 to 128, but to 266
-// at 60 and 300 at 48; 16 bits, which take more instructions a byte, 263 at 76 and 254 to 257 at 80 to 96. (Backward,
-// which loads twice as much for what it stores, and what is fused do as well by the fewest threads.)
+// thread, should be enough for memory to be busy, and little more, likewise. 512 MiB of float32 take an H200 253 to 258
+// us at 70 to 84 KiB, to 259 at 96, to 262 at 112 to 128, but to 266 at 60 and 300 at 48; 16 bits, which take more
+// instructions a byte, 263 at 76 and 254 to 257 at 80 to 96. (Backward, which loads twice as much for what it stores,
+// and what is fused do as well by the fewest threads.)
 constexpr std::int64_t block_least_bytes(int source_bytes) { return (source_bytes == 2 ? 80 : 72) << 10; }
 inline constexpr std::int64_t kBlockMostBytes = 112 << 10;
 constexpr bool sizes_blocks(int source_bytes, Direction direction, bool fused) {
@@ -111,8 +111,9 @@ constexpr bool vectors_may_be_ragged(int source_bytes, bool fused, int log2_dim)
 inline constexpr int kFewRawVectors = 5;
 constexpr int most_raw_vectors(Direction direction) { return direction == Direction::forward ? 9 : 8; }
 // Threads of a block at most: the fewest warps, where rows are many, that read so many bytes of a source. An H200
-// copies 512 MiB in 253 us by blocks of 4 KiB, in 260 by such of 8, in 265 by such of 16: the more is under way, the
-// more often DRAM changes rows. It begins 0.82 blocks a nanosecond, so that those of 2 KiB take 318.
+// copies 512 MiB in 253 us by blocks of 4 KiB, in 260 by such of 8, in 265 by such of 16, and begins 0.82
+// blocks a nanosecond, so that those of 2 KiB take 318: where it begins them about as fast as memory takes them, what
+// is under way lies close together.
 inline constexpr int kWarpBlock = 128;
 inline constexpr int kWarpBlockBytes = 3 * 1024;
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
