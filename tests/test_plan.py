@@ -35,9 +35,11 @@ def cuda(compute_capability: int, multiprocessors: int, shared_kib: int, l2_mib:
 DEVICES = {
     "T4": cuda(75, 40, 64, 4),
     "A100": cuda(80, 108, 163, 40),
+    "RTX 3090": cuda(86, 82, 99, 6),
     "L4": cuda(89, 58, 99, 48),
     "H200": cuda(90, 132, 227, 50),
     "B200": cuda(100, 148, 227, 126),
+    "RTX 5090": cuda(120, 170, 99, 96),
 }
 ALL_DEVICES = {**DEVICES, "CPU": Device(kind="cpu", threads=8), "one thread": Device(kind="cpu", threads=1)}
 
@@ -187,6 +189,46 @@ def test_clusters_share_what_they_read_twice(multiprocessors: int, regime: str |
     part = elements * dtype.itemsize // chosen.cluster  # a row's, which shared memory keeps up to 96 KiB of
     assert chosen.passes == (2 if part > 96 << 10 else 1)
     assert all(times == 1 for times in coverage(chosen))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dim", [16, 64, 96, 132, 192, 256, 320, 512, 768, 1000, 1024])
+def test_warps_share_blocks_until_these_read_enough(dim: int, dtype: torch.dtype) -> None:
+    rows = 1 << 20
+    chosen = ndsoftmax.explain((rows, dim), dtype=dtype, device="H200")
+    if chosen.staged or chosen.regime != "warp":
+        return
+    of_a_warp = -(-rows // chosen.grid) * dim * dtype.itemsize / (chosen.block // 32)
+    assert chosen.block in (32, 64, 96, 128)
+    assert chosen.block == 128 or chosen.block // 32 * of_a_warp >= 3072
+    assert chosen.block == 32 or (chosen.block // 32 - 1) * of_a_warp < 3072
+    few = ndsoftmax.explain((100, dim), dtype=dtype, device="H200")
+    assert few.block == 128 or few.regime != "warp"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kib", [8, 10, 12, 16, 20, 24, 28, 32, 48, 56])
+def test_blocks_have_what_memory_needs_under_way(kib: int, dtype: torch.dtype) -> None:
+    dim = kib * 1024 // dtype.itemsize
+    chosen = ndsoftmax.explain((10_000, dim), dtype=dtype, device="H200")
+    assert chosen.regime == "block"
+    assert (80 if dtype == torch.bfloat16 else 72) <= 1024 // chosen.block * kib <= 112
+    few = ndsoftmax.explain((140, 4096), dtype=dtype, device="H200")
+    assert few.regime == "block"
+    assert few.items == (6 if dtype == torch.float32 else 4)
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(36, torch.float32), (40, torch.float32), (72, torch.float16)])
+def test_only_forward_stages_rows_that_start_on_16_bytes(dim: int, dtype: torch.dtype) -> None:
+    assert ndsoftmax.explain((1 << 20, dim), dtype=dtype, device="H200").staged
+    assert not ndsoftmax.explain((1 << 20, dim), dtype=dtype, device="H200", backward=True).staged
+    assert ndsoftmax.explain((1 << 20, dim + 1), dtype=dtype, device="H200", backward=True).staged
+
+
+def test_a_row_that_is_split_is_read_by_four_blocks_a_multiprocessor() -> None:
+    chosen = ndsoftmax.explain((1, 1 << 24), device="H200")
+    assert (chosen.regime, chosen.splits, chosen.block) == ("split", 4 * 132, 256)
+    assert ndsoftmax.explain((8, 1 << 24), device="H200").splits == 4 * 132 // 8
 
 
 def test_an_unknown_regime_is_refused() -> None:

@@ -170,7 +170,8 @@ class ArrivalBarrier {
 };
 
 // Kernels are launched so that the next one in the stream may begin before the one before it has ended. Every kernel
-// calls this before it touches global memory: it returns once what came before is complete.
+// calls this before it touches global memory: it returns once what came before is complete. (Second launches of a call
+// load the source before they do: the first launch let them begin when what the source waits for was complete.)
 __device__ __forceinline__ void await_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -23,7 +23,7 @@ struct OnlineArguments : RowArguments<Operation> {
 
 // Vectors that a thread takes at once, in a step.
 template <typename Operation>
-inline constexpr int kUnroll = tuning::online_vectors(Operation::kDirection, Operation::kFused);
+inline constexpr int kTogether = tuning::online_vectors(Operation::kDirection, Operation::kFused);
 
 // The results of a step whose vectors begin at `first`, first + stride, … before `end`; `clear`, as in online_row().
 template <typename RowOf, typename Operation, int kVectors>
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
   using Term = typename Operation::Term;
   using Vector = Vec<typename Operation::Source, RowOf::kVector>;
   constexpr bool kFused = Operation::kFused;
-  constexpr int kVector = RowOf::kVector, kTogether = kUnroll<Operation>;
-  using Raws = typename RowOf::Raw[kTogether];
+  constexpr int kVector = RowOf::kVector, kVectors = kTogether<Operation>;
+  using Raws = typename RowOf::Raw[kVectors];
   const Operation operation = arguments.fusing.operation;
   __shared__ Shared<State, kWarp> warps;
   __shared__ Meeting<State> meeting;
@@ -78,15 +78,15 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
   const auto split = static_cast<int>(block - index * splits);
   const RowOf row(arguments, index);
 
-  // Threads take steps of kTogether vectors, which are `stride` elements apart. The steps of a part follow each other;
+  // Threads take kVectors vectors in a step, which are `stride` elements apart. The steps of a part follow each other;
   // where parts are not written, those of all parts take turns: what is loaded last, at the end, is written first.
-  const int step = static_cast<int>(blockDim.x) * kTogether, stride = static_cast<int>(blockDim.x) * kVector;
+  const int step = static_cast<int>(blockDim.x) * kVectors, stride = static_cast<int>(blockDim.x) * kVector;
   const auto vectors_to = [&](std::int64_t end) { return work::vectors_in_row(end, kVector, row.phase()); };
   const std::int64_t vectors = vectors_to(arguments.dim);
-  const work::Part part = kStatisticsOnly ? work::Part{static_cast<std::int64_t>(split) * step, vectors}
-                                          : work::part_of(vectors, split, splits);
+  const work::Part part =
+      kStatisticsOnly ? work::Part{work::split_first(split, step), vectors} : work::part_of(vectors, split, splits);
   const std::int64_t end = part.end * kVector - row.phase();
-  const std::int64_t apart = kStatisticsOnly ? static_cast<std::int64_t>(splits) * step : step;
+  const std::int64_t apart = kStatisticsOnly ? work::split_apart(splits, step) : step;
   const auto steps_to = [&](std::int64_t vector) {
     return vector > part.begin ? static_cast<int>(quotient(vector - part.begin + apart - 1, apart)) : 0;
   };
@@ -101,14 +101,14 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
   // Vectors of the last steps, from this one on, stay in shared memory, where each thread finds its own again.
   const int kept = meets && !kFused ? max(steps - arguments.kept_steps, 0) : steps;
   const auto slots = [&](int i) {
-    constexpr int kSlots = kTogether * tuning::held_operands(Operation::kDirection);
+    constexpr int kSlots = kVectors * tuning::held_operands(Operation::kDirection);
     return reinterpret_cast<Vector*>(dynamic_shared_memory()) + (i - kept) * kSlots * blockDim.x + threadIdx.x;
   };
-  const auto load = [&](int i, std::int64_t first, Raws& raw) {
+  const auto load = [&](int i, std::int64_t element, Raws& raw) {
     if (is_clear(i))
-      row.load_whole(first, stride, raw);
+      row.load_whole(element, stride, raw);
     else
-      row.load(first, stride, end, raw);
+      row.load(element, stride, end, raw);
   };
 
   State state;
@@ -120,35 +120,35 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
     if (until > 0) load(0, at, raw);
     for (int i = 0; i < until; ++i, at += apart * kVector) {
       if (i + 1 < until) load(i + 1, at + apart * kVector, next);
-      Term terms[kFused ? kTogether * kVector : kVector];
+      Term terms[kFused ? kVectors * kVector : kVector];
       if (!is_clear(i)) {
 #pragma unroll
-        for (int k = 0; k < kTogether; ++k) {
+        for (int k = 0; k < kVectors; ++k) {
           const std::int64_t here = at + k * stride < end ? at + k * stride : arguments.dim;
           row.resolve(raw[k], here);
           if constexpr (kFused) row.terms(raw[k], here, terms + k * kVector);
         }
       }
       if constexpr (kFused) {
-        operation.template accumulate<kTogether, kVector, kVector>(state, terms);
+        operation.template accumulate<kVectors, kVector, kVector>(state, terms);
       } else {
         if (i >= kept) {
           Vector* const slot = slots(i);
 #pragma unroll
-          for (int k = 0; k < kTogether; ++k) {
+          for (int k = 0; k < kVectors; ++k) {
             slot[k * blockDim.x] = raw[k].source;
-            if constexpr (kIsBackward<Operation>) slot[(kTogether + k) * blockDim.x] = raw[k].grad;
+            if constexpr (kIsBackward<Operation>) slot[(kVectors + k) * blockDim.x] = raw[k].grad;
           }
         }
         operation.raise(state, raw);
 #pragma unroll
-        for (int k = 0; k < kTogether; ++k) {
+        for (int k = 0; k < kVectors; ++k) {
           row.terms(raw[k], 0, terms);
           operation.template add<kVector>(state, terms);
         }
       }
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) raw[k] = next[k];
+      for (int k = 0; k < kVectors; ++k) raw[k] = next[k];
     }
     state = Lanes{}.combine(state);
     if (!meets) state = combine_warps(state, warps.get());
@@ -163,9 +163,9 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
     if (kFused || i < kept) return load(i, first_of(i), raw);
     const Vector* const slot = slots(i);
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
+    for (int k = 0; k < kVectors; ++k) {
       raw[k].source = slot[k * blockDim.x];
-      if constexpr (kIsBackward<Operation>) raw[k].grad = slot[(kTogether + k) * blockDim.x];
+      if constexpr (kIsBackward<Operation>) raw[k].grad = slot[(kVectors + k) * blockDim.x];
     }
   };
   int i = kept > 0 ? kept - 1 : 0;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
     if (following < steps) recall(following, next);
     write_step(arguments, row, raw, first_of(i), stride, end, is_clear(i), finish);
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k) raw[k] = next[k];
+    for (int k = 0; k < kVectors; ++k) raw[k] = next[k];
   }
 }
 
@@ -187,17 +187,17 @@ template <typename Operation>
 __global__ void __launch_bounds__(tuning::kOnlineBlock) split_write(const OnlineArguments<Operation> arguments) {
   using RowOf = Row<Operation, std::int64_t>;
   using State = typename Operation::State;
-  constexpr int kVector = RowOf::kVector, kTogether = kUnroll<Operation>;
-  const int step = static_cast<int>(blockDim.x) * kTogether, stride = static_cast<int>(blockDim.x) * kVector;
+  constexpr int kVector = RowOf::kVector, kVectors = kTogether<Operation>;
+  const int step = static_cast<int>(blockDim.x) * kVectors, stride = static_cast<int>(blockDim.x) * kVector;
   __shared__ Shared<State, kWarp> warps;
   const std::int64_t block = arguments.first_block + blockIdx.x, index = quotient(block, arguments.pieces);
-  const std::int64_t vector = ((index + 1) * arguments.pieces - 1 - block) * step;
+  const std::int64_t vector = work::piece_first(block, index, arguments.pieces, step);
   const RowOf row(arguments, index);
   const std::int64_t first = (vector + threadIdx.x) * kVector - row.phase();
   const bool clear = !Operation::kFused && (vector > 0 || row.phase() == 0) &&
                      (vector + step) * kVector <= arguments.dim + row.phase();
   // the launch before began after all that the source waits for
-  typename RowOf::Raw raw[kTogether];
+  typename RowOf::Raw raw[kVectors];
   if (clear)
     row.load_whole(first, stride, raw);
   else

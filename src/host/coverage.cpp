@@ -111,11 +111,14 @@ void walk_online_rows(const Problem& problem, const Plan& plan, Counts& counts) 
 }
 
 void walk_split_rows(const Problem& problem, const Plan& plan, Counts& counts) {
-  const std::int64_t step = plan.block * plan.items, pieces = split_pieces(problem, plan);
-  for (std::int64_t row = 0; row < problem.outer.size; ++row)
-    for (std::int64_t vector = 0; vector < pieces * step; ++vector)
-      counts.row_elements(
-          row, work::first_element<std::int64_t>(vector, 1, 0, plan.vector, phase_of(problem, plan, row)), plan.vector);
+  const int step = plan.block * plan.items;
+  const std::int64_t pieces = split_pieces(problem, plan);
+  for (std::int64_t block = 0; block < problem.outer.size * pieces; ++block) {
+    const std::int64_t row = block / pieces, first = work::piece_first(block, row, pieces, step);
+    const int phase = phase_of(problem, plan, row);
+    for (std::int64_t vector = first; vector < first + step; ++vector)
+      counts.row_elements(row, work::first_element<std::int64_t>(vector, 1, 0, plan.vector, phase), plan.vector);
+  }
 }
 
 void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {

@@ -125,8 +125,9 @@ bool are_tiny(const Rows& rows, const Problem& problem) {
 }
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
-// where more than a quarter of the lanes that hold vectors would hold none; not where masks can be read as words, which
-// are then the most, nor where rows are so few that all are under way at once.
+// where more than a quarter of the lanes that hold vectors would hold none, or half of them where something is fused,
+// also backward; not where masks can be read as words, which are then the most, nor where rows are so few that all are
+// under way at once.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source))) return false;
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
@@ -240,8 +241,8 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
 }
 
 // How many vectors a thread of a block should hold so that what blocks have under way on a multiprocessor is the least
-// that keeps memory busy; 0, where no number does. Rows of 16 bits so few that all are under way at once had better be
-// exponentiated once.
+// that keeps memory busy; 0, where no number does, or, of 16 bits, where rows are so few that such blocks would all
+// be under way at once: there, threads that hold fewer vectors, and exponentiate them once, take less time.
 int vectors_under_way(const Problem& problem, const Rows& rows, const Device& device) {
   const int bytes = size_of(problem.source);
   if (!tuning::sizes_blocks(bytes, problem.direction, problem.fused.any)) return 0;
@@ -261,13 +262,15 @@ int vectors_under_way(const Problem& problem, const Rows& rows, const Device& de
 Offer offer_block(const Problem& problem, const Rows& rows, const Device& device, std::int64_t most_threads) {
   if (device.compute_capability < tuning::kAllKernelsFrom)
     return {{}, "rows held by a block need compute capability 8.0"};
-  // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
-  const bool most = rows.ragged() || threads_for(rows, rows.held) > most_threads;
-  std::int64_t threads = threads_for(rows, most ? rows.most_held : rows.held);
-  if (const int vectors = vectors_under_way(problem, rows, device); vectors > 0)
+  std::int64_t threads;
+  if (const int vectors = vectors_under_way(problem, rows, device); vectors > 0) {
     threads = threads_for(rows, vectors);
-  else if (threads > most_threads)
-    return {{}, "a row is wider than the registers of a block"};
+  } else {
+    // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
+    const bool most = rows.ragged() || threads_for(rows, rows.held) > most_threads;
+    threads = threads_for(rows, most ? rows.most_held : rows.held);
+    if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
+  }
   Plan plan = row_plan(Regime::block, rows, threads);
   plan.block = plan.threads_per_row;
   plan.grid = rows.count;

@@ -1,9 +1,10 @@
 // Every tuning number of the CUDA backend, with its reason. plan() reads them on the host; the kernels take the ones
 // that must be known when they are compiled (how many values a thread holds) from here as template arguments.
 //
-// The common ground: softmax is bound by memory. By Little's law an H200 needs about 40 KiB of loads in flight on
-// each multiprocessor to reach its bandwidth, so a thread issues several 16-byte loads before it uses the first, in
-// blocks small enough that some of them load while others exponentiate or store.
+// The common ground: softmax is bound by memory. By Little's law an H200 needs some 20 KiB of loads in flight on each
+// multiprocessor all the time to reach its bandwidth, so a thread issues several 16-byte loads before it uses the
+// first, in blocks small enough that some of them load while others exponentiate or store: together they have room for
+// three to five times as much.
 #pragma once
 
 #include <array>
@@ -64,10 +65,11 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
 }
 
 // A block that holds a row has that much under way. What the blocks of a multiprocessor have together, 64 registers a
-// thread, should be enough for memory to be busy, and little more, likewise. 512 MiB of float32 take an H200 253 to 258
-// us at 70 to 84 KiB, to 259 at 96, to 262 at 112 to 128, but to 266 at 60 and 300 at 48; 16 bits, which take more
-// instructions a byte, 263 at 76 and 254 to 257 at 80 to 96. (Backward, which loads twice as much for what it stores,
-// and what is fused do as well by the fewest threads.)
+// thread, should be enough for memory to be busy, and little more: it then lies close together. 512 MiB of float32 take
+// an H200 253 to 258 us at 70 to 84 KiB, to 259 at 96, to 262 at 112 to 128, but to 266 at 60 and 300 at 48; 16 bits,
+// which take more instructions a byte, 263 at 76 and 254 to 257 at 80 to 96. (Backward, which loads twice as much for
+// what it stores, and what is fused do as well by the fewest threads.) Widths of which no number of threads comes to
+// that go to clusters, as 16-bit rows of 38 to 40 KiB do between narrower and wider ones.
 constexpr std::int64_t block_least_bytes(int source_bytes) { return (source_bytes == 2 ? 80 : 72) << 10; }
 inline constexpr std::int64_t kBlockMostBytes = 112 << 10;
 constexpr bool sizes_blocks(int source_bytes, Direction direction, bool fused) {
@@ -129,8 +131,9 @@ constexpr bool has_staged_rows(int source_bytes) { return source_bytes < 8; }
 // of a copy's speed, 96 KiB 1.0).
 inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
 inline constexpr int kStagedThreads = 1024;     // a multiprocessor, before blocks stage more than they must
-// Rows of 32 bits take a third of the instructions, so that small blocks, which keep memory busiest, see to them; not
-// where single rows are 2 KiB and more.
+// Rows of 32 bits take a third of the instructions: sixteen small blocks, which have 74 KiB under way, keep memory
+// busiest (253 us of 512 MiB where large ones took 258); not where single rows are 2 KiB and more. There are only half
+// as many teams to lie `apart`, so that words of more rows meet in a bank than bank_turns() says; it does not show.
 inline constexpr int kStagedSmallBlock = 64;
 inline constexpr int kStagedSmallBytes = 4608;
 constexpr bool suits_small_staged_block(int source_bytes, int lanes) { return source_bytes == 4 && lanes < kWarp; }
@@ -226,12 +229,13 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
 
 struct Architecture {
   int from_compute_capability;
-  int block_threads;  // a block regime's row takes at most so many, where clusters can take over
+  int block_threads;  // a block regime's row takes at most so many, where clusters can take over; see there for others
   int max_cluster;    // 1: no clusters
 };
 
 // Walked from the newest. sm_90 and later: blocks of at most 256 threads, four of which share a multiprocessor, so that
-// some load while others exponentiate and store; wider rows are cut over a cluster of them. 16 blocks is more than
+// some load while others exponentiate and store, or larger ones which kBlockMostBytes admits, of which two do; wider
+// rows are cut over a cluster of blocks. 16 blocks is more than
 // portable clusters have (8), and every sm_90 and sm_100 part allows it; sm_120 has 8.
 inline constexpr std::array kArchitectures{
     Architecture{.from_compute_capability = 120, .block_threads = 256, .max_cluster = 8},

@@ -38,7 +38,8 @@ NDSOFTMAX_HOST_DEVICE std::int64_t row(std::int64_t block, int rows_per_block, i
   return block * rows_per_block + static_cast<std::int64_t>(turn) * groups + group;
 }
 
-// Which of the rows of a turn a team of a staged block takes: neighbours take rows that are `apart` from each other.
+// Which of the rows of a turn a team of a staged block takes: neighbours take rows that are `apart` from each other, as
+// long as there are such.
 NDSOFTMAX_HOST_DEVICE int staged_row(int team, int teams, int apart) {
   return team % (teams / apart) * apart + team / (teams / apart);
 }
@@ -64,6 +65,17 @@ NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::i
   const std::int64_t size = (total + parts - 1) / parts;
   const std::int64_t begin = part * size < total ? part * size : total;
   return {begin, begin + size < total ? begin + size : total};
+}
+
+// Split rows. The steps of the blocks that read one take turns; the first vector of such a block's first step, and the
+// vectors from one of its steps to the next.
+NDSOFTMAX_HOST_DEVICE std::int64_t split_first(int split, int step) { return static_cast<std::int64_t>(split) * step; }
+NDSOFTMAX_HOST_DEVICE std::int64_t split_apart(int splits, int step) {
+  return static_cast<std::int64_t>(splits) * step;
+}
+// A block that writes has one step, of one of the row's pieces: the last of them first. The vector it begins with.
+NDSOFTMAX_HOST_DEVICE std::int64_t piece_first(std::int64_t block, std::int64_t row, std::int64_t pieces, int step) {
+  return ((row + 1) * pieces - 1 - block) * step;
 }
 
 // Strided tiles: a block has columns (words or vectors of neighbouring ones) times threads along dim. `run`
