@@ -64,7 +64,7 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
              : most_held_vectors(source_bytes, direction, fused);
 }
 
-// A block that holds a row has that much under way. What the blocks of a multiprocessor have together, 64 registers a
+// A block that holds a row has all of it under way. What the blocks of a multiprocessor have together, 64 registers a
 // thread, should be enough for memory to be busy, and little more: it then lies close together. 512 MiB of float32 take
 // an H200 253 to 258 us at 70 to 84 KiB, to 259 at 96, to 262 at 112 to 128, but to 266 at 60 and 300 at 48; 16 bits,
 // which take more instructions a byte, 263 at 76 and 254 to 257 at 80 to 96. (Backward, which loads twice as much for
@@ -113,9 +113,9 @@ constexpr bool vectors_may_be_ragged(int source_bytes, bool fused, int log2_dim)
 inline constexpr int kFewRawVectors = 5;
 constexpr int most_raw_vectors(Direction direction) { return direction == Direction::forward ? 9 : 8; }
 // Threads of a block at most: the fewest warps, where rows are many, that read so many bytes of a source. An H200
-// copies 512 MiB in 253 us by blocks of 4 KiB, in 260 by such of 8, in 265 by such of 16, and begins 0.82
-// blocks a nanosecond, so that those of 2 KiB take 318: where it begins them about as fast as memory takes them, what
-// is under way lies close together.
+// copies 512 MiB in 253 us by blocks of 4 KiB, in 260 by such of 8, in 265 by such of 16, and begins 0.82 blocks
+// a nanosecond, so that those of 2 KiB take 318: where it begins them about as fast as memory takes them, what is under
+// way lies close together.
 inline constexpr int kWarpBlock = 128;
 inline constexpr int kWarpBlockBytes = 3 * 1024;
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
@@ -229,14 +229,15 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
 
 struct Architecture {
   int from_compute_capability;
-  int block_threads;  // a block regime's row takes at most so many, where clusters can take over; see there for others
+  int block_threads;  // of a block that holds a row at most, but for those that kBlockMostBytes admits; wider rows:
+                      // clusters
   int max_cluster;    // 1: no clusters
 };
 
 // Walked from the newest. sm_90 and later: blocks of at most 256 threads, four of which share a multiprocessor, so that
-// some load while others exponentiate and store, or larger ones which kBlockMostBytes admits, of which two do; wider
-// rows are cut over a cluster of blocks. 16 blocks is more than
-// portable clusters have (8), and every sm_90 and sm_100 part allows it; sm_120 has 8.
+// some load while others exponentiate and store (larger ones, of which two do, where kBlockMostBytes admits them);
+// wider rows are cut over a cluster of blocks. 16 blocks is more than portable clusters have (8), and every sm_90 and
+// sm_100 part allows it; sm_120 has 8.
 inline constexpr std::array kArchitectures{
     Architecture{.from_compute_capability = 120, .block_threads = 256, .max_cluster = 8},
     Architecture{.from_compute_capability = 90, .block_threads = 256, .max_cluster = 16},
