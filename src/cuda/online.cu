@@ -84,9 +84,9 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
   const auto vectors_to = [&](std::int64_t end) { return work::vectors_in_row(end, kVector, row.phase()); };
   const std::int64_t vectors = vectors_to(arguments.dim);
   const work::Part part =
-      kStatisticsOnly ? work::Part{work::split_first(split, step), vectors} : work::part_of(vectors, split, splits);
+      kStatisticsOnly ? work::Part{std::int64_t{split} * step, vectors} : work::part_of(vectors, split, splits);
   const std::int64_t end = part.end * kVector - row.phase();
-  const std::int64_t apart = kStatisticsOnly ? work::split_apart(splits, step) : step;
+  const std::int64_t apart = kStatisticsOnly ? std::int64_t{splits} * step : step;
   const auto steps_to = [&](std::int64_t vector) {
     return vector > part.begin ? static_cast<int>(quotient(vector - part.begin + apart - 1, apart)) : 0;
   };

@@ -151,9 +151,9 @@ std::int64_t threads_for(const Rows& rows, std::int64_t vectors) {
   return whole_warps(divide_up(rows.vectors, vectors));
 }
 
-// Of a row of more than 1024 elements that a warp could hold: whether a block, which has twice the threads for it,
-// would do worse. That is where rows begin anywhere, which costs each thread instructions, and where a fifth of the
-// threads would have nothing to do, unless rows are so few that all are under way at once.
+// Of a row of more than 1024 elements that a warp could hold: whether a block would do worse. That is where rows begin
+// anywhere, which costs each thread instructions, and where a fifth of the threads would have nothing to do, unless
+// rows are so few that all are under way at once.
 bool suits_warp(const Rows& rows, const Device& device) {
   const std::int64_t room = threads_for(rows, rows.held) * rows.held;
   return rows.ragged() || (5 * rows.vectors < 4 * room && rows.count > rows_under_way(kWarp, device));
@@ -920,20 +920,15 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
       warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || suits_warp(rows, device)))
     return *warp.plan;
   if (!rows.alike) return strided_plan(problem, device, architecture);
-  if (architecture.max_cluster > 1) {
-    const bool few = rows.count < device.multiprocessors && rows.dim >= tuning::kFewRowsMinDim;
-    if (!few)
-      if (const Offer block = offer_block(problem, rows, device, architecture.block_threads); block.plan)
-        return *block.plan;
-    if (few && is_long(rows, device) && are_few(rows, device, architecture))
-      return *offer_split(problem, rows, device).plan;
+  const bool fewer = rows.count < device.multiprocessors, clusters = architecture.max_cluster > 1;
+  const bool alone = fewer && clusters && rows.dim >= tuning::kFewRowsMinDim;  // a block would leave others idle
+  if (!alone)
+    if (const Offer block = offer_block(problem, rows, device, architecture.block_threads); block.plan)
+      return *block.plan;
+  const bool split = fewer && are_few(rows, device, architecture);
+  if (!(alone && split && is_long(rows, device)))
     if (const Offer cluster = offer_cluster(problem, rows, device, architecture); cluster.plan) return *cluster.plan;
-  } else if (const Offer block = offer_block(problem, rows, device, architecture.block_threads); block.plan) {
-    return *block.plan;
-  }
-  if (rows.count < device.multiprocessors && are_few(rows, device, architecture))
-    return *offer_split(problem, rows, device).plan;
-  return *offer_online(problem, rows, device, architecture).plan;
+  return split ? *offer_split(problem, rows, device).plan : *offer_online(problem, rows, device, architecture).plan;
 }
 
 }  // namespace ndsoftmax

@@ -127,8 +127,8 @@ inline constexpr int kWarpBlocks = 8;
 constexpr bool has_staged_rows(int source_bytes) { return source_bytes < 8; }
 
 // Staged rows lie in shared memory, where nothing but its size bounds what is under way: eight blocks, as many as 64
-// registers a thread allow, keep more than 100 KiB on a multiprocessor, which memory needs to be busy (48 KiB gave 0.75
-// of a copy's speed, 96 KiB 1.0).
+// registers a thread allow, keep more than 100 KiB on a multiprocessor (of such blocks, 48 KiB gave 0.75 of a copy's
+// speed, 96 KiB 1.0).
 inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
 inline constexpr int kStagedThreads = 1024;     // a multiprocessor, before blocks stage more than they must
 // Rows of 32 bits take a third of the instructions: sixteen small blocks, which have 74 KiB under way, keep memory

@@ -67,13 +67,7 @@ NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::i
   return {begin, begin + size < total ? begin + size : total};
 }
 
-// Split rows. The steps of the blocks that read one take turns; the first vector of such a block's first step, and the
-// vectors from one of its steps to the next.
-NDSOFTMAX_HOST_DEVICE std::int64_t split_first(int split, int step) { return static_cast<std::int64_t>(split) * step; }
-NDSOFTMAX_HOST_DEVICE std::int64_t split_apart(int splits, int step) {
-  return static_cast<std::int64_t>(splits) * step;
-}
-// A block that writes has one step, of one of the row's pieces: the last of them first. The vector it begins with.
+// A block that writes a split row has one of its pieces, the last of them first. The vector that this begins with.
 NDSOFTMAX_HOST_DEVICE std::int64_t piece_first(std::int64_t block, std::int64_t row, std::int64_t pieces, int step) {
   return ((row + 1) * pieces - 1 - block) * step;
 }
