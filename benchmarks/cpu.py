@@ -1,7 +1,7 @@
 """How fast softmax is on the CPU, beside torch and beside a copy, forward and backward.
 
-ndsoftmax, torch and the copy take turns in one process with the same threads, so that a disturbance meets them alike;
-of the turns, the median counts. Each call allocates its result, as users call it (the copy is `x.clone()`), unless
+ndsoftmax, torch and the copy take turns in one process with the same threads, there and back, so that a disturbance
+meets them alike, and so does what the one before left in the cache; of the turns, the median counts. Each call allocates its result, as users call it (the copy is `x.clone()`), unless
 --preallocated gives all of them the same memory (the copy is `y.copy_(x)`).
 
 × torch = torch's time / ours; × min is that of the fastest turns; × cpu is that of the time that all threads of the
@@ -123,7 +123,10 @@ def measure(case: Case, dtype: str, operation: str, direction: str, preallocated
     times = {name: math.ceil(TURN_SECONDS / clock_seconds(call, 1)) for name, call in calls.items()}
     gc.collect()
     gc.disable()
-    turns = [{name: both_clocks(call, times[name]) for name, call in calls.items()} for _ in range(repeats)]
+    turns = []
+    for turn in range(repeats):  # there and back: who comes after whom finds in the cache what that left there
+        order = list(calls) if turn % 2 == 0 else list(reversed(calls))
+        turns.append({name: both_clocks(calls[name], times[name]) for name in order})
     gc.enable()
     clock, cpu = ({name: [turn[name][i] for turn in turns] for name in calls} for i in range(2))
     return Row(case, dtype, operation, direction, torch.get_num_threads(), clock, cpu)

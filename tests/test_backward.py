@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ndsoftmax
 import oracle
 import pytest
@@ -69,6 +71,38 @@ def test_no_gradient_is_asked_for_in_vain(device: str) -> None:
     assert ndsoftmax.softmax(x.requires_grad_()).requires_grad
     with torch.no_grad():
         assert not ndsoftmax.softmax(x).requires_grad
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_operator_says_what_is_wrong(device: str, log: bool) -> None:
+    x = numbers(6, 0, device=device).view(2, 3)
+    half = x.half()
+    wrong: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+        ((None, x), TypeError, "grad_output must be a torch.Tensor"),
+        ((x, None), TypeError, "output must be a torch.Tensor"),
+        ((x, x[:1]), RuntimeError, "grad_output must have output's shape"),
+        ((x, half), RuntimeError, "grad_output must have output's dtype"),
+        ((x, x.to("meta")), RuntimeError, "grad_output must have output's device"),
+        ((x, x, 2), IndexError, "Dimension out of range"),
+        ((x, x, 1.0), TypeError, "dim must be an int"),
+        ((x, x, -1, torch.float64), TypeError, "input_dtype"),
+        ((half, half, -1, torch.float32), TypeError, "input_dtype"),
+    ]
+    for arguments, error, words in wrong:
+        with pytest.raises(error, match=words):
+            BACKWARD[log](*arguments)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_operator_is_recorded_where_either_tensor_asks(device: str, log: bool) -> None:
+    grad, output = (numbers(12, seed, device=device).view(3, 4) for seed in range(2))
+    for tensor in (grad, output):
+        tensor.requires_grad_()
+        assert BACKWARD[log](grad, output).requires_grad
+        with torch.no_grad():
+            assert not BACKWARD[log](grad, output).requires_grad
+        tensor.requires_grad_(False)
+    assert not BACKWARD[log](grad, output).requires_grad
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:

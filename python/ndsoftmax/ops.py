@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ndsoftmax import _C, _masked
 from ndsoftmax._arguments import as_dims, check_tensor
@@ -94,13 +95,19 @@ def _backward(
     causal: Causal,
     fully_masked: FullyMasked | None,
 ) -> Tensor:
+    tracing = is_dynamo_compiling()
+    unmasked = mask is None and where is None and causal is False and fully_masked is None
+    if unmasked and type(scale) is float and scale == 1 and not tracing:
+        grad_input: Tensor | None = _C.plain_backward(grad_output, output, dim, input_dtype, log)
+        if grad_input is not None:
+            return grad_input
     check_tensor("grad_output", grad_output)
     check_tensor("output", output)
     dims = as_dims(dim)
     mask, _, options = as_masking(
         output, dims, output.dtype, mask=mask, where=where, scale=scale, causal=causal, fully_masked=fully_masked
     )
-    plain = not torch.compiler.is_dynamo_compiling() and _C.are_plain(grad_output, output)
+    plain = not tracing and _C.are_plain(grad_output, output)
     if mask is None and options == Options(zero=False):
         if plain:
             return kernel_backward(log, grad_output, output, dims, input_dtype)

@@ -288,15 +288,18 @@ std::pair<std::uintptr_t, std::uintptr_t> reach_of(const DLTensor& tensor) {
   return {first, first + elements * tensor.dtype.bits / 8};
 }
 
+// In shape and device.
+bool agree(const DLTensor& a, const DLTensor& b) {
+  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape) &&
+         a.device.device_type == b.device.device_type && a.device.device_id == b.device.device_id;
+}
+
 // Whether a plain call may write `out`. Others, also those whose memory needs a closer look, take the long way.
 bool is_plain_out(py::handle out, const DLTensor& to, py::handle input, const DLTensor& from, py::handle dtype) {
   const Torch& torch = Torch::get();
   if (torch.needs_grad(input) || torch.needs_grad(out) || torch.is_inference(out)) return false;
   const std::optional<DType> written = find_dtype(to.dtype);
-  const bool alike = written && dtype.is(torch.dtype(*written)) && to.device.device_type == from.device.device_type &&
-                     to.device.device_id == from.device.device_id && to.ndim == from.ndim &&
-                     std::equal(to.shape, to.shape + to.ndim, from.shape);
-  if (!alike || !Torch::is_row_major(to)) return false;
+  if (!written || !dtype.is(torch.dtype(*written)) || !agree(to, from) || !Torch::is_row_major(to)) return false;
   const auto [from_begin, from_end] = reach_of(from);
   const auto [to_begin, to_end] = reach_of(to);
   return out.is(input) || to_end <= from_begin || from_end <= to_begin;
@@ -372,15 +375,16 @@ PyObject* record_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count
   return Py_NewRef(output);
 }
 
-// Dtypes and shapes are those of a forward.
 py::object plain_backward(py::handle grad_output, py::handle output, py::handle dim, py::handle input_dtype, bool log) {
   const Torch& torch = Torch::get();
   const std::optional<PlainDims> dims = plain_dims(dim);
-  if (!dims || !torch.at_rest() || torch.is_meta(grad_output)) return py::none();
+  if (!dims || !torch.is_tensor(grad_output) || !torch.at_rest() || torch.is_meta(grad_output)) return py::none();
   const std::optional<DLTensor> grad = ordinary(grad_output), from = ordinary(output);
-  // (grad_output needs a gradient only where the output, which leads back to this node, does)
-  if (!grad || !from || from->ndim > kMaxGroups || torch.needs_grad(output)) return py::none();
-  const Output grad_input(output, *from, input_dtype.is_none() ? torch.dtype(dtype_of(from->dtype)) : input_dtype);
+  if (!grad || !from || from->ndim > kMaxGroups || !agree(*grad, *from)) return py::none();
+  const std::optional<DType> source = find_dtype(from->dtype);
+  if (!source || find_dtype(grad->dtype) != source || !torch.is_fused_backward(*source, input_dtype)) return py::none();
+  if (torch.needs_grad(output) || torch.needs_grad(grad_output)) return py::none();
+  const Output grad_input(output, *from, input_dtype.is_none() ? torch.dtype(*source) : input_dtype);
   backward(Borrowed(*grad), Borrowed(*from), Borrowed(grad_input.to), dims->get(), log, threads_for(*from));
   return grad_input.tensor;
 }

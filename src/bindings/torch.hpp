@@ -38,12 +38,16 @@ class Torch {
   // Whether operators may cast what they are given; on the CPU, softmax never is.
   bool autocasts() const { return is_true(autocasts_on_cuda_); }
 
+  // Itself, not a subclass.
+  bool is_tensor(py::handle object) const {
+    return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(tensor_type_.ptr());
+  }
+
   // Whether the tensor is nobody's subclass, no function mode wants to see it, and its elements are what memory holds,
   // as far as torch would not refuse to exchange it. (Its own question, which knows those that a transform has wrapped,
   // takes longest.)
   bool is_ordinary(py::handle tensor) const {
-    return Py_TYPE(tensor.ptr()) == reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()) &&
-           !is_true(has_torch_function_, tensor) && !is_true(is_negative_, tensor) &&
+    return is_tensor(tensor) && !is_true(has_torch_function_, tensor) && !is_true(is_negative_, tensor) &&
            !(transforms() && is_true(is_like_subclass_, tensor));
   }
 
@@ -95,6 +99,13 @@ class Torch {
   bool is_fused(DType source, py::handle dtype) const {
     if (dtype.is_none() || dtype.is(dtypes_[static_cast<int>(source)])) return true;
     return size_of(source) == 2 && dtype.is(dtypes_[static_cast<int>(DType::float32)]);
+  }
+
+  // The same of backward, whose result may be of the input that its source was computed from.
+  bool is_fused_backward(DType source, py::handle dtype) const {
+    if (dtype.is_none() || dtype.is(dtypes_[static_cast<int>(source)])) return true;
+    const auto is = [&](DType narrow) { return dtype.is(dtypes_[static_cast<int>(narrow)]); };
+    return source == DType::float32 && (is(DType::float16) || is(DType::bfloat16));
   }
 
   py::handle dtype(DType dtype) const { return dtypes_[static_cast<int>(dtype)]; }

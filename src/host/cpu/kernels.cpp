@@ -282,6 +282,18 @@ void write(Element* to, Vector<Real> value, int count) {
   write_first<Real>(to, value, count);
 }
 
+// Elements of a row of results before the first vector that lies within one line of the cache. A vector of 64 bytes
+// crosses lines wherever it is not aligned, and operands mostly lie as the result does. (Smaller ones cross few, and
+// their heads take longer.)
+template <typename Real, typename Element>
+int head_of([[maybe_unused]] const Element* row, [[maybe_unused]] std::int64_t dim) {
+#if defined(__AVX512F__)
+  if (sizeof(Element) == sizeof(Real) && dim >= 8 * kLanes<Real>)
+    return static_cast<int>(-(reinterpret_cast<std::uintptr_t>(row) / sizeof(Element)) % kLanes<Real>);
+#endif
+  return 0;
+}
+
 // Writes what body(offset, count) returns for each vector of a row. Computing an exponential and rounding it to 16 bits
 // is a chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
 // streamed: past the caches (see Rows).
@@ -290,7 +302,11 @@ void write_row(std::int64_t dim, Element* result, bool streamed, const Body& bod
   constexpr std::int64_t kStage = 512;
   constexpr int lanes = kLanes<Real>;
   if (dim < kStage / 2 || !(streamed || (exponential && sizeof(Element) < sizeof(Real)))) {
-    for_vectors<Real>(dim, [&](std::int64_t i, int, auto count) { write<Real>(result + i, body(i, count), count); });
+    const int head = head_of<Real>(result, dim);
+    if (head > 0) write_first<Real>(result, body(0, head), head);
+    for_vectors<Real>(dim - head, [&](std::int64_t i, int, auto count) {
+      write<Real>(result + head + i, body(head + i, count), count);
+    });
     return;
   }
   alignas(kVectorBytes) Real stage[kStage];
@@ -502,16 +518,27 @@ template <Operation operation, typename Real, typename Element>
 
 // ------------------------------------------------------------------------------------------------ columns
 
-// body(column, number of vectors, count) for bands of neighbouring columns, narrow enough for a band's state to stay
-// in registers; count as in for_vectors.
-template <typename Real, typename Body>
+// Vectors of a band of columns. What exponentiates needs its registers for that; what only adds and multiplies has room
+// for wider bands, of which each row is a longer run of memory.
+inline constexpr int kBand = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+inline constexpr int kWideBand = 16;  // of 32 registers
+#else
+inline constexpr int kWideBand = 8;  // of 16
+#endif
+
+// body(column, number of vectors, count) for bands of neighbouring columns, the widest first; count as in for_vectors.
+template <typename Real, int widest, typename Body>
 void for_bands(std::int64_t width, const Body& body) {
   constexpr int lanes = kLanes<Real>;
-  constexpr std::integral_constant<int, lanes> all;
   std::int64_t column = 0;
-  for (; column + kUnroll * lanes <= width; column += kUnroll * lanes)
-    body(column, std::integral_constant<int, kUnroll>(), all);
-  for (; column + lanes <= width; column += lanes) body(column, std::integral_constant<int, 1>(), all);
+  const auto bands = [&]<int vectors>(std::integral_constant<int, vectors> number) {
+    for (; column + vectors * lanes <= width; column += vectors * lanes)
+      body(column, number, std::integral_constant<int, lanes>());
+  };
+  if constexpr (widest > kBand) bands(std::integral_constant<int, widest>());
+  bands(std::integral_constant<int, kBand>());
+  bands(std::integral_constant<int, 1>());
   if (column < width) body(column, std::integral_constant<int, 1>(), static_cast<int>(width - column));
 }
 
@@ -577,8 +604,8 @@ template <Operation operation, typename Real, typename Element>
   const auto* from = static_cast<const Element*>(source);
   auto* to = static_cast<Element*>(result);
   const std::int64_t stride = columns.stride[kSource], result_stride = columns.stride[kResult];
-  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>,
-                                                  auto count) {
+  for_bands<Real, kBand>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>,
+                                                         auto count) {
     constexpr int band = vectors * kLanes<Real>;
     Vector<Real> max[vectors], sum[vectors] = {}, factor[vectors];
     for (int v = 0; v < vectors; ++v) max[v] = broadcast(-kInfinity<Real>);
@@ -610,56 +637,57 @@ template <Operation operation, typename Real, typename Element>
   auto* to = static_cast<Element*>(result);
   const std::int64_t source_stride = columns.stride[kSource], grad_stride = columns.stride[kGrad],
                      result_stride = columns.stride[kResult];
-  for_bands<Real>(columns.width,
-                  [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-                    constexpr int band = vectors * kLanes<Real>;
-                    Vector<Real> sum[vectors] = {};
-                    sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
-                      const std::int64_t at = column + offset;
-                      __builtin_prefetch(to + row * result_stride + at, 1);
-                      return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
-                                                         read<Real>(y + row * source_stride + at, count, Real(0)));
-                    });
-                    const auto gradient = [&](std::int64_t row, int offset, int chain) {
-                      const std::int64_t at = column + offset;
-                      __builtin_prefetch(g + row * grad_stride + at + band);
-                      __builtin_prefetch(y + row * source_stride + at + band);
-                      const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
-                      const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
-                      return gradient_of<operation, Real>(gs, ys, sum[chain]);
-                    };
-                    write_band<Real, vectors>(columns.dim, result_stride, to + column, count, gradient);
-                  });
+  for_bands<Real, kWideBand>(
+      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+        constexpr int band = vectors * kLanes<Real>;
+        Vector<Real> sum[vectors] = {};
+        sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
+          const std::int64_t at = column + offset;
+          __builtin_prefetch(to + row * result_stride + at, 1);
+          return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
+                                             read<Real>(y + row * source_stride + at, count, Real(0)));
+        });
+        const auto gradient = [&](std::int64_t row, int offset, int chain) {
+          const std::int64_t at = column + offset;
+          __builtin_prefetch(g + row * grad_stride + at + band);
+          __builtin_prefetch(y + row * source_stride + at + band);
+          const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
+          const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
+          return gradient_of<operation, Real>(gs, ys, sum[chain]);
+        };
+        write_band<Real, vectors>(columns.dim, result_stride, to + column, count, gradient);
+      });
 }
 
 template <typename Real, typename Element>
 [[gnu::flatten]] void column_statistics(const Columns& columns, const void* source, Real* tile, Real* max, Real* sum) {
   const auto* from = static_cast<const Element*>(source);
   const std::int64_t stride = columns.stride[kSource], tile_stride = columns.tile_stride;
-  for_bands<Real>(columns.width,
-                  [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-                    Vector<Real> largest[vectors];
-                    for (int v = 0; v < vectors; ++v) largest[v] = broadcast(-kInfinity<Real>);
-                    for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
-                      const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
-                      largest[chain] = larger(largest[chain], x);
-                      store(tile + row * tile_stride + column + offset, x);
-                    });
-                    for (int v = 0; v < vectors; ++v) store(max + column + v * kLanes<Real>, largest[v]);
-                  });
+  for_bands<Real, kWideBand>(
+      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+        Vector<Real> largest[vectors];
+        for (int v = 0; v < vectors; ++v) largest[v] = broadcast(-kInfinity<Real>);
+        for_band<Real, vectors>(0, columns.dim, [&](std::int64_t row, int offset, int chain) {
+          const Vector<Real> x = read<Real>(from + row * stride + column + offset, count, Real(0));
+          largest[chain] = larger(largest[chain], x);
+          store(tile + row * tile_stride + column + offset, x);
+        });
+        for (int v = 0; v < vectors; ++v) store(max + column + v * kLanes<Real>, largest[v]);
+      });
   fold(columns.width, columns.period, max, [](Real a, Real b) { return b > a ? b : a; });
 
-  for_bands<Real>(columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto) {
-    Vector<Real> shift[vectors], total[vectors] = {};
-    for (int v = 0; v < vectors; ++v) {  // as MaxSum::shift
-      shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
-      shift[v] = shift[v] == -kInfinity<Real> ? Vector<Real>{} : shift[v];
-    }
-    sum_band<Real>(columns.dim, total, [&](std::int64_t row, int offset, int chain) {
-      return exp<Real>(load<Vector<Real>>(tile + row * tile_stride + column + offset) - shift[chain]);
-    });
-    for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
-  });
+  for_bands<Real, kBand>(
+      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto) {
+        Vector<Real> shift[vectors], total[vectors] = {};
+        for (int v = 0; v < vectors; ++v) {  // as MaxSum::shift
+          shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
+          shift[v] = shift[v] == -kInfinity<Real> ? Vector<Real>{} : shift[v];
+        }
+        sum_band<Real>(columns.dim, total, [&](std::int64_t row, int offset, int chain) {
+          return exp<Real>(load<Vector<Real>>(tile + row * tile_stride + column + offset) - shift[chain]);
+        });
+        for (int v = 0; v < vectors; ++v) store(sum + column + v * kLanes<Real>, total[v]);
+      });
   fold(columns.width, columns.period, sum, [](Real a, Real b) { return a + b; });
 }
 
@@ -668,29 +696,29 @@ template <Operation operation, typename Real, typename Element>
                                     void* result) {
   const auto* from = static_cast<const Element*>(source);
   auto* to = static_cast<Element*>(result);
-  for_bands<Real>(columns.width,
-                  [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
-                    Vector<Real> shift[vectors], factor[vectors];
-                    for (int v = 0; v < vectors; ++v) {
-                      shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
-                      factor[v] = factor_of<operation, Real>(load<Vector<Real>>(sum + column + v * kLanes<Real>));
-                    }
-                    const auto epilogue = [&](std::int64_t row, int offset, int chain) {
-                      const std::int64_t at = row * columns.stride[kSource] + column + offset;
-                      const Vector<Real> shifted = read<Real>(from + at, count, Real(0)) - shift[chain];
-                      if constexpr (operation == Operation::log_softmax)
-                        return shifted - factor[chain];
-                      else
-                        return exp<Real>(shifted) * factor[chain];
-                    };
-                    write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, epilogue);
-                  });
+  for_bands<Real, kWideBand>(
+      columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
+        Vector<Real> shift[vectors], factor[vectors];
+        for (int v = 0; v < vectors; ++v) {
+          shift[v] = load<Vector<Real>>(max + column + v * kLanes<Real>);
+          factor[v] = factor_of<operation, Real>(load<Vector<Real>>(sum + column + v * kLanes<Real>));
+        }
+        const auto epilogue = [&](std::int64_t row, int offset, int chain) {
+          const std::int64_t at = row * columns.stride[kSource] + column + offset;
+          const Vector<Real> shifted = read<Real>(from + at, count, Real(0)) - shift[chain];
+          if constexpr (operation == Operation::log_softmax)
+            return shifted - factor[chain];
+          else
+            return exp<Real>(shifted) * factor[chain];
+        };
+        write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, epilogue);
+      });
 }
 
 template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void column_products(const Columns& columns, const void* grad, const void* output, Real* sum) {
   const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
-  for_bands<Real>(
+  for_bands<Real, kWideBand>(
       columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
         Vector<Real> total[vectors] = {};
         sum_band<Real>(columns.dim, total, [&](std::int64_t row, int offset, int) {
@@ -708,7 +736,7 @@ template <Operation operation, typename Real, typename Element>
                                       void* result) {
   const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
   auto* to = static_cast<Element*>(result);
-  for_bands<Real>(
+  for_bands<Real, kWideBand>(
       columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
         Vector<Real> total[vectors];
         for (int v = 0; v < vectors; ++v) total[v] = load<Vector<Real>>(sum + column + v * kLanes<Real>);

@@ -32,7 +32,7 @@ void take_columns(Tiling& tiling, const Axis& inner, int lanes) {
   if (tiling.dim_size * 4 * lanes <= kTile)
     width = round_up(std::max<std::int64_t>(kComfortable / tiling.dim_size, 4 * lanes), lanes);
   else
-    tiling.dim_per_part = kPart / width;
+    tiling.dim_per_part = kColumnsPart / width;
   tiling.positions_per_tile = tiling.period = width;
 }
 

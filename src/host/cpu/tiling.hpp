@@ -35,10 +35,12 @@ struct Tiling {
 };
 
 // Elements: what the first cache holds beside its operands, what the second holds, a part of a row that is read twice,
-// what is worth a tile of its own, how many columns a part may have, and how much work is worth a task.
+// and one of columns, whose statistics take longer to combine, what is worth a tile of its own, how many columns a part
+// may have, and how much work is worth a task.
 inline constexpr std::int64_t kComfortable = 8 * 1024;
 inline constexpr std::int64_t kTile = 64 * 1024;
 inline constexpr std::int64_t kPart = 16 * 1024;
+inline constexpr std::int64_t kColumnsPart = 32 * 1024;
 inline constexpr std::int64_t kRun = 4 * 1024;
 inline constexpr std::int64_t kWidestPart = 256;
 inline constexpr std::int64_t kTask = 32 * 1024;
