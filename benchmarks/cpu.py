@@ -1,8 +1,9 @@
 """How fast softmax is on the CPU, beside torch and beside a copy, forward and backward.
 
 ndsoftmax, torch and the copy take turns in one process with the same threads, there and back, so that a disturbance
-meets them alike, and so does what the one before left in the cache; of the turns, the median counts. Each call allocates its result, as users call it (the copy is `x.clone()`), unless
---preallocated gives all of them the same memory (the copy is `y.copy_(x)`).
+meets them alike, and so does what the one before left in the cache; of the turns, the median counts. Each call
+allocates its result, as users call it (the copy is `x.clone()`), unless --preallocated gives all of them the same
+memory (the copy is `y.copy_(x)`).
 
 × torch = torch's time / ours; × min is that of the fastest turns; × cpu is that of the time that all threads of the
 process spent, which other processes on the machine disturb less.

@@ -67,7 +67,8 @@ Tiling make_tiling(const Problem& problem, int lanes, Regime regime) {
     case Regime::online:
     case Regime::split:
       tiling.shape = Tiling::Shape::rows;
-      tiling.dim_per_part = kPart;
+      // where a row has many parts, larger ones: each takes a while to begin
+      tiling.dim_per_part = kPart * std::clamp<std::int64_t>(problem.dim.size / (kManyParts * kPart), 1, kTile / kPart);
       break;
     default:
       if (is_slab(problem, lanes)) {

@@ -34,9 +34,9 @@ struct Tiling {
   std::int64_t parts() const { return (dim_size + dim_per_part - 1) / dim_per_part; }
 };
 
-// Elements: what the first cache holds beside its operands, what the second holds, a part of a row that is read twice,
-// and one of columns, whose statistics take longer to combine, what is worth a tile of its own, how many columns a part
-// may have, and how much work is worth a task.
+// Elements: what the first cache holds beside its operands, what the second holds, the least part of a row that is read
+// twice, and a part of columns, whose statistics take longer to combine, what is worth a tile of its own, how many
+// columns a part may have, and how much work is worth a task; and as many parts as are many.
 inline constexpr std::int64_t kComfortable = 8 * 1024;
 inline constexpr std::int64_t kTile = 64 * 1024;
 inline constexpr std::int64_t kPart = 16 * 1024;
@@ -44,6 +44,7 @@ inline constexpr std::int64_t kColumnsPart = 32 * 1024;
 inline constexpr std::int64_t kRun = 4 * 1024;
 inline constexpr std::int64_t kWidestPart = 256;
 inline constexpr std::int64_t kTask = 32 * 1024;
+inline constexpr std::int64_t kManyParts = 16;
 
 // lanes: of a vector of the type that the problem is computed in. The regime must permit the problem.
 Tiling make_tiling(const Problem& problem, int lanes, Regime regime);
