@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -12,6 +13,15 @@
 
 namespace ndsoftmax::cuda {
 namespace {
+
+int device_count() {
+  static const int devices = [] {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "looking for CUDA devices");
+    return count;
+  }();
+  return devices;
+}
 
 // Makes a device current for as long as it lives.
 class CurrentDevice {
@@ -54,22 +64,24 @@ Device read_device(int index) {
 
 const Device& device(int index) {
   struct Entry {
+    std::atomic<bool> known = false;  // (call_once alone would take every call some tens of nanoseconds)
     std::once_flag read;
     Device device;
   };
-  static std::vector<Entry> entries = [] {
-    int count = 0;
-    check(cudaGetDeviceCount(&count), "looking for CUDA devices");
-    return std::vector<Entry>(count);
-  }();
+  static std::vector<Entry> entries(device_count());
   if (index < 0 || index >= static_cast<int>(entries.size()))
     throw std::runtime_error("there is no CUDA device " + std::to_string(index));
   Entry& entry = entries[index];
-  std::call_once(entry.read, [&] { entry.device = read_device(index); });
+  if (!entry.known.load(std::memory_order_acquire))
+    std::call_once(entry.read, [&] {
+      entry.device = read_device(index);
+      entry.known.store(true, std::memory_order_release);
+    });
   return entry.device;
 }
 
 int current_device() {
+  if (device_count() == 1) return 0;  // CUDA would take some tens of nanoseconds to say so
   int index = 0;
   check(cudaGetDevice(&index), "cudaGetDevice");
   return index;

@@ -36,7 +36,7 @@ struct Tiling {
 
 // Elements: what the first cache holds beside its operands, what the second holds, the least part of a row that is read
 // twice, and a part of columns, whose statistics take longer to combine, what is worth a tile of its own, how many
-// columns a part may have, and how much work is worth a task; and as many parts as are many.
+// columns a part may have, how much work is worth a task, and from how many parts on a row has larger ones.
 inline constexpr std::int64_t kComfortable = 8 * 1024;
 inline constexpr std::int64_t kTile = 64 * 1024;
 inline constexpr std::int64_t kPart = 16 * 1024;
