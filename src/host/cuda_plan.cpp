@@ -539,6 +539,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const ColumnsLayout layout = columns_layout(problem, plan);
   if (!(layout.fold == 1 ? columns_are_vectors : slabs_are_vectors)(problem, plan.vector)) return {};
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
+  if (layout.fold > 1 && problem.direction == Direction::forward && dim < tuning::kColumnsMinFolded) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
   const int most = tuning::kColumnsKernels.back().vectors / operands;
   const int most_threads = tuning::kColumnsKernels.back().max_block;

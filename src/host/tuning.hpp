@@ -327,6 +327,9 @@ constexpr int columns_kernels(int source_bytes) {
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
 // missing as much as what is there.
 constexpr int columns_together(int items) { return items > 4 && items % 2 == 0 ? 2 : 1; }
+// Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
+// compute, forward, where each has a maximum (100,000 x 10 x 100 of 16 bits: 209 us, as tiles 172). Backward adds sums.
+inline constexpr int kColumnsMinFolded = 6;
 inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
 inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
 // up to which more threads share dim than must; of 16 bits each has as many more columns to combine
