@@ -127,38 +127,105 @@ Vector<Real> gradient_of(Vector<Real> grad, Vector<Real> output, Vector<Real> su
 
 // ------------------------------------------------------------------------------------------------ packed rows
 
-// Rows side by side in `vectors` vectors, or several in one: each in a group of lanes.
+// Rows side by side in `vectors` vectors, or several in one: each in a group of lanes. A turn is as many as a vector
+// has room for.
+#if defined(__AVX2__)
+
+// One load takes the rows of a turn, and one permutation gives each its group. Whole vectors are stored, and what is
+// too much is overwritten by the next turn: after a masked store, loads and stores beside it would wait.
 template <typename Real, int group, int vectors>
-struct PackedRows {
-  static constexpr int kWidth = group * vectors;
-  static constexpr int kStep = vectors * kLanes<Real>;  // elements of a turn: of one row, or of several
+class PackedRows {
+ public:
   static_assert(vectors == 1 || group == kLanes<Real>);
 
-  // Between rows of dim elements without gaps and rows of kWidth. Whole groups are copied, and what is too much is
-  // overwritten by the next row or lies in the room after the tile.
-  static void spread(std::int64_t rows, int dim, const Real* tile, Real* scratch) {
-    for (std::int64_t row = 0; row < rows; ++row)
-      for (int at = 0; at < kWidth; at += group)
-        store(scratch + row * kWidth + at, load<VectorN<Real, group>>(tile + row * dim + at));
-  }
-  static void gather(std::int64_t rows, int dim, const Real* scratch, Real* tile) {
-    for (std::int64_t row = 0; row < rows; ++row)
-      for (int at = 0; at < kWidth; at += group)
-        store(tile + row * dim + at, load<VectorN<Real, group>>(scratch + row * kWidth + at));
+  PackedRows(std::int64_t rows, int dim) : rows_(rows), dim_(dim) {
+    for (int lane = 0; lane < kLanes<Real>; ++lane) {
+      const int row = lane / group, within = lane % group;
+      spread_[lane] = within < dim ? row * dim + within : 0;
+      gather_[lane] = lane < kRows * dim ? lane / dim * group + lane % dim : 0;
+    }
   }
 
-  // The lanes of a turn's last vector that have an element. All lanes of the others have.
-  static auto present(int dim) { return (lane_numbers<Real>() & (group - 1)) < dim - (vectors - 1) * group; }
+  std::int64_t turns() const { return (rows_ + kRows - 1) / kRows; }
+  const Real* spread(const Real* from, Real*) const { return from; }
+  void take(const Real* from, std::int64_t turn, Vector<Real> (&x)[vectors]) const {
+    const std::int64_t first = turn * kRows * dim_;
+    for (int v = 0; v < vectors; ++v) {
+      const std::int64_t at = first + v * kLanes<Real>, left = rows_ * dim_ - at;
+      x[v] = left >= kLanes<Real> ? load<Vector<Real>>(from + at)
+                                  : load_first<Vector<Real>>(from + at, static_cast<int>(left));
+    }
+    if constexpr (group < kLanes<Real>) x[0] = permuted<Real>(x[0], spread_);
+  }
+  void put(Real* scratch, std::int64_t turn, Vector<Real> (&x)[vectors]) const {
+    if constexpr (group < kLanes<Real>) x[0] = permuted<Real>(x[0], gather_);
+    for (int v = 0; v < vectors; ++v) store(scratch + turn * kRows * dim_ + v * kLanes<Real>, x[v]);
+  }
+  const Real* gather(const Real* scratch, Real*) const { return scratch; }
+
+ private:
+  static constexpr int kRows = kLanes<Real> / group;  // of a turn
+
+  std::int64_t rows_;
+  int dim_;
+  Integers<Real> spread_, gather_;
 };
 
+#else
+
+// Through scratch memory. Whole groups are copied, and what is too much is overwritten by the next row or lies in the
+// room after the tile.
+template <typename Real, int group, int vectors>
+class PackedRows {
+ public:
+  static_assert(vectors == 1 || group == kLanes<Real>);
+
+  PackedRows(std::int64_t rows, int dim) : rows_(rows), dim_(dim) {}
+
+  std::int64_t turns() const { return (rows_ * kWidth + kStep - 1) / kStep; }
+  const Real* spread(const Real* from, Real* scratch) const {
+    for (std::int64_t row = 0; row < rows_; ++row)
+      for (int at = 0; at < kWidth; at += group)
+        store(scratch + row * kWidth + at, load<VectorN<Real, group>>(from + row * dim_ + at));
+    return scratch;
+  }
+  void take(const Real* from, std::int64_t turn, Vector<Real> (&x)[vectors]) const {
+    for (int v = 0; v < vectors; ++v) x[v] = load<Vector<Real>>(from + turn * kStep + v * kLanes<Real>);
+  }
+  void put(Real* scratch, std::int64_t turn, const Vector<Real> (&x)[vectors]) const {
+    for (int v = 0; v < vectors; ++v) store(scratch + turn * kStep + v * kLanes<Real>, x[v]);
+  }
+  const Real* gather(const Real* scratch, Real* tile) const {
+    for (std::int64_t row = 0; row < rows_; ++row)
+      for (int at = 0; at < kWidth; at += group)
+        store(tile + row * dim_ + at, load<VectorN<Real, group>>(scratch + row * kWidth + at));
+    return tile;
+  }
+
+ private:
+  static constexpr int kWidth = group * vectors;
+  static constexpr int kStep = vectors * kLanes<Real>;  // elements of a turn: of one row, or of several
+
+  std::int64_t rows_;
+  int dim_;
+};
+
+#endif
+
+// The lanes of a turn's last vector that have an element. All lanes of the others have.
+template <typename Real, int group, int vectors>
+Integers<Real> packed_lanes(int dim) {
+  return (lane_numbers<Real>() & (group - 1)) < dim - (vectors - 1) * group;
+}
+
 template <Operation operation, int group, int vectors, typename Real>
-[[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile) {
-  using Layout = PackedRows<Real, group, vectors>;
-  Layout::spread(rows, dim, source, scratch);
-  const auto present = Layout::present(dim);
-  for (std::int64_t i = 0; i < rows * Layout::kWidth; i += Layout::kStep) {
+[[gnu::flatten]] const Real* packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile) {
+  const PackedRows<Real, group, vectors> layout(rows, dim);
+  const Real* const from = layout.spread(source, scratch);
+  const auto present = packed_lanes<Real, group, vectors>(dim);
+  for (std::int64_t turn = 0; turn < layout.turns(); ++turn) {
     Vector<Real> x[vectors], e[vectors];
-    for (int v = 0; v < vectors; ++v) x[v] = load<Vector<Real>>(scratch + i + v * kLanes<Real>);
+    layout.take(from, turn, x);
     Vector<Real>& last = x[vectors - 1];
     Vector<Real> max = last = present ? last : broadcast(-kInfinity<Real>);
     for (int v = 0; v < vectors - 1; ++v) max = larger(max, x[v]);
@@ -170,33 +237,32 @@ template <Operation operation, int group, int vectors, typename Real>
     Vector<Real> sum = e[0];
     for (int v = 1; v < vectors; ++v) sum += e[v];
     const Vector<Real> factor = factor_of<operation, Real>(group_sum<group, Real>(sum));
-    for (int v = 0; v < vectors; ++v)
-      store(scratch + i + v * kLanes<Real>, operation == Operation::softmax ? e[v] * factor : x[v] - factor);
+    for (int v = 0; v < vectors; ++v) x[v] = operation == Operation::softmax ? e[v] * factor : x[v] - factor;
+    layout.put(scratch, turn, x);
   }
-  Layout::gather(rows, dim, scratch, tile);
+  return layout.gather(scratch, tile);
 }
 
 template <Operation operation, int group, int vectors, typename Real>
-[[gnu::flatten]] void packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
-                                      Real* tile) {
-  using Layout = PackedRows<Real, group, vectors>;
-  Real* outputs = scratch + rows * Layout::kWidth + kLanes<Real>;
-  Layout::spread(rows, dim, grad, scratch);
-  Layout::spread(rows, dim, output, outputs);
-  const auto present = Layout::present(dim);
-  for (std::int64_t i = 0; i < rows * Layout::kWidth; i += Layout::kStep) {
+[[gnu::flatten]] const Real* packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output,
+                                             Real* scratch, Real* tile) {
+  const PackedRows<Real, group, vectors> layout(rows, dim);
+  const Real* const grads = layout.spread(grad, scratch);
+  const Real* const outputs = layout.spread(output, scratch + rows * group * vectors + kLanes<Real>);
+  const auto present = packed_lanes<Real, group, vectors>(dim);
+  for (std::int64_t turn = 0; turn < layout.turns(); ++turn) {
     Vector<Real> g[vectors], y[vectors], sum{};
+    layout.take(grads, turn, g);
+    layout.take(outputs, turn, y);
     for (int v = 0; v < vectors; ++v) {
-      g[v] = load<Vector<Real>>(scratch + i + v * kLanes<Real>);
-      y[v] = load<Vector<Real>>(outputs + i + v * kLanes<Real>);
       if (v == vectors - 1) g[v] = present ? g[v] : Vector<Real>{}, y[v] = present ? y[v] : Vector<Real>{};
       sum += product_of<operation, Real>(g[v], y[v]);
     }
     sum = group_sum<group, Real>(sum);
-    for (int v = 0; v < vectors; ++v)
-      store(scratch + i + v * kLanes<Real>, gradient_of<operation, Real>(g[v], y[v], sum));
+    for (int v = 0; v < vectors; ++v) g[v] = gradient_of<operation, Real>(g[v], y[v], sum);
+    layout.put(scratch, turn, g);
   }
-  Layout::gather(rows, dim, scratch, tile);
+  return layout.gather(scratch, tile);
 }
 
 // ------------------------------------------------------------------------------------------------ rows
@@ -761,25 +827,26 @@ inline constexpr int kPackedVectors = 2;
 
 // The fewest lanes, a power of two or whole vectors, that hold a packed row.
 template <Operation operation, typename Real, int group = 1, int vectors = 1>
-void any_packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile) {
+const Real* any_packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile) {
   if constexpr (group < kLanes<Real>) {
     if (dim > group) return any_packed_forward<operation, Real, group * 2>(rows, dim, source, scratch, tile);
   } else if constexpr (vectors < kPackedVectors) {
     if (dim > group * vectors)
       return any_packed_forward<operation, Real, group, vectors + 1>(rows, dim, source, scratch, tile);
   }
-  packed_forward<operation, group, vectors>(rows, dim, source, scratch, tile);
+  return packed_forward<operation, group, vectors>(rows, dim, source, scratch, tile);
 }
 
 template <Operation operation, typename Real, int group = 1, int vectors = 1>
-void any_packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch, Real* tile) {
+const Real* any_packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
+                                Real* tile) {
   if constexpr (group < kLanes<Real>) {
     if (dim > group) return any_packed_backward<operation, Real, group * 2>(rows, dim, grad, output, scratch, tile);
   } else if constexpr (vectors < kPackedVectors) {
     if (dim > group * vectors)
       return any_packed_backward<operation, Real, group, vectors + 1>(rows, dim, grad, output, scratch, tile);
   }
-  packed_backward<operation, group, vectors>(rows, dim, grad, output, scratch, tile);
+  return packed_backward<operation, group, vectors>(rows, dim, grad, output, scratch, tile);
 }
 
 template <Operation operation, typename Real>

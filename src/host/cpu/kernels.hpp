@@ -51,10 +51,12 @@ struct SeenGradient {
 // Into a tile.
 template <typename Real>
 struct TileKernels {
-  // Rows that follow each other without a gap, dim <= packed_dim. What is read is followed by room for one row, and so
-  // is the tile; scratch holds whole vectors for every row, and twice that for backward.
-  void (*packed_forward)(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile);
-  void (*packed_backward)(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch, Real* tile);
+  // Rows that follow each other without a gap, dim <= packed_dim; returns where the results are, in scratch or the
+  // tile. What is read is followed by room for one row, and so is the tile; scratch holds whole vectors for every row,
+  // and twice that for backward, whose grad may lie in the tile.
+  const Real* (*packed_forward)(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile);
+  const Real* (*packed_backward)(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
+                                 Real* tile);
 };
 
 // Of elements of one type, in and out.

@@ -221,11 +221,11 @@ class Launch {
       return to;
     };
     const Real* const source = loaded(source_at(rows.begin * dim), output);
-    if (forward())
-      tile_kernels_.packed_forward(rows.size(), dim, source, packed, tile);
-    else
-      tile_kernels_.packed_backward(rows.size(), dim, loaded(grad_at(rows.begin * dim), tile), source, packed, tile);
-    kernels_.store[static_cast<int>(problem_.result)](tile, window, result_at(rows.begin * dim));
+    const Real* const results =
+        forward() ? tile_kernels_.packed_forward(rows.size(), dim, source, packed, tile)
+                  : tile_kernels_.packed_backward(rows.size(), dim, loaded(grad_at(rows.begin * dim), tile), source,
+                                                  packed, tile);
+    kernels_.store[static_cast<int>(problem_.result)](results, window, result_at(rows.begin * dim));
   }
 
   void whole_rows(Range rows) const {

@@ -202,6 +202,23 @@ Vector<Real> exchange(Vector<Real> value) {
 #endif
 }
 
+// Lane i receives the lane that `from` has there. (Only where that is one instruction.)
+#if defined(__AVX2__)
+template <typename Real>
+Vector<Real> permuted(Vector<Real> value, Integers<Real> from) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Real) == 4)
+    return (Vector<Real>)_mm512_maskz_permutexvar_epi32(0xffff, (__m512i)from, (__m512i)value);
+  else
+    return (Vector<Real>)_mm512_maskz_permutexvar_epi64(0xff, (__m512i)from, (__m512i)value);
+#else
+  if constexpr (sizeof(Real) == 4) return (Vector<Real>)_mm256_permutevar8x32_epi32((__m256i)value, (__m256i)from);
+  const Integers<Real> halves = 2 * from + ((2 * from + 1) << 32);  // of each lane
+  return (Vector<Real>)_mm256_permutevar8x32_epi32((__m256i)value, (__m256i)halves);
+#endif
+}
+#endif
+
 // b > a ? b : a, and b < a ? b : a. A NaN in b is passed over (it reaches the result through the sum of exponentials),
 // one in a stays. GCC makes two instructions of such a choice where AVX-512 has one.
 template <typename Register>
