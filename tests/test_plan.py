@@ -358,3 +358,11 @@ def assert_result(got: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None,
     else:
         exact = oracle.backward(grad, x, call.dim, log=call.log)
         assert_close(got, exact, oracle.magnitude(grad, x, call.dim, log=call.log))
+
+
+def test_columns_are_folded_where_dim_is_worth_it() -> None:
+    """100 columns of 16 bits are no whole vectors: two elements of dim are."""
+    for dim, backward, folded in ((10, False, False), (10, True, True), (12, False, True)):
+        chosen = ndsoftmax.explain((1000, dim, 100), 1, dtype=torch.bfloat16, device="H200", backward=backward)
+        assert chosen.regime == "strided"
+        assert (chosen.vector == 8) == folded

@@ -196,6 +196,28 @@ def test_the_short_path_records_only_what_autograd_would(device: str, log: bool)
 
 
 @FUNCTIONS
+def test_transforms_meet_tensors_that_they_do_not_follow(device: str, log: bool) -> None:
+    x, grad, weight = (normal((3, 4), device, seed) for seed in range(3))
+    mask = x > 0.5
+    calls: list[Callable[[], Tensor]] = [
+        lambda: OURS[log](x, 1),
+        lambda: OURS[log](x.T, 0),
+        lambda: OURS[log](x, 1, mask=mask, scale=2.0),
+        lambda: BACKWARD[log](grad, x, 1),
+        lambda: BACKWARD[log](grad, x.T.contiguous().T, [1], scale=1),
+        lambda: BACKWARD[log](grad, x, 1, mask=mask),
+    ]
+    for call in calls:
+        expected = call().nan_to_num(neginf=0)
+
+        def loss(weight: Tensor, call: Callable[[], Tensor] = call) -> Tensor:
+            result = call().nan_to_num(neginf=0)
+            return (result * weight.reshape(result.shape)).sum()
+
+        assert torch.equal(func.grad(loss)(weight).reshape(expected.shape), expected)
+
+
+@FUNCTIONS
 def test_a_saved_output_that_is_not_plain(device: str, log: bool) -> None:
     def negative(saved: Tensor) -> Tensor:  # the same numbers, but not in memory
         return torch.complex(torch.zeros_like(saved), -saved).conj().imag

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active  # which wrap tensors that are made meanwhile
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -285,7 +286,7 @@ def _result(
     if masking is None:
         return FORWARD[log](input, dims, dtype)
     mask, bias, options = masking
-    if plain:
+    if plain and not _are_functorch_transforms_active():
         output = torch.empty_like(input, dtype=dtype)
         _masked.into_forward(output, log, input, mask, bias, dims, options)
         return output

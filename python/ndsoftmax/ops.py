@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active  # which wrap tensors that are made meanwhile
 from torch.compiler import is_dynamo_compiling
 
 from ndsoftmax import _C, _masked
 from ndsoftmax._arguments import as_dims, check_tensor
-from ndsoftmax._library import BACKWARD, kernel_backward
+from ndsoftmax._library import BACKWARD
 from ndsoftmax._masked import Causal, FullyMasked, Options, as_masking
 
 
@@ -107,11 +108,9 @@ def _backward(
     mask, _, options = as_masking(
         output, dims, output.dtype, mask=mask, where=where, scale=scale, causal=causal, fully_masked=fully_masked
     )
-    plain = not tracing and _C.are_plain(grad_output, output)
     if mask is None and options == Options(zero=False):
-        if plain:
-            return kernel_backward(log, grad_output, output, dims, input_dtype)
         return BACKWARD[log](grad_output, output, dims, input_dtype)
+    plain = not tracing and not _are_functorch_transforms_active() and _C.are_plain(grad_output, output)
     if plain and (mask is None or _C.are_plain(mask, output)):
         return _masked.kernel_backward(log, grad_output, output, mask, dims, input_dtype, *options[:3])
     return _masked.BACKWARD[log](grad_output, output, mask, dims, input_dtype, *options[:3])

@@ -214,9 +214,9 @@ void backward(const Borrowed& grad, const Borrowed& from, const Borrowed& to, st
 // The tensor as it lies in memory, where that is all there is to it. (What is_ordinary() does not know, as meta, sparse
 // and nested tensors and those that a torch.func transform left behind, torch refuses to exchange. That takes it a
 // millisecond, but asking each tensor first would cost every call 0.1 us a question.)
-std::optional<DLTensor> ordinary(py::handle tensor) {
+std::optional<DLTensor> ordinary(py::handle tensor, bool transformed) {
   const Torch& torch = Torch::get();
-  if (!torch.is_ordinary(tensor)) return std::nullopt;
+  if (!torch.is_ordinary(tensor, transformed)) return std::nullopt;
   DLTensor raw;
   if (exchange().dltensor_from_py_object_no_sync(tensor.ptr(), &raw) != 0) {
     PyErr_Clear();
@@ -252,8 +252,9 @@ int threads_for(const DLTensor& source) { return source.device.device_type == kD
 
 bool are_plain(py::handle a, py::handle b) {
   const Torch& torch = Torch::get();
-  return torch.at_rest() && !torch.autocasts() && !torch.is_meta(a) && ordinary(a) && ordinary(b) &&
-         !torch.needs_grad(a) && !torch.needs_grad(b);
+  const bool transformed = torch.transforms();
+  return torch.at_rest() && !torch.autocasts() && !torch.is_meta(a) && ordinary(a, transformed) &&
+         ordinary(b, transformed) && !torch.needs_grad(a) && !torch.needs_grad(b);
 }
 
 // The dims of a plain call: one int, or a few.
@@ -288,8 +289,7 @@ std::pair<std::uintptr_t, std::uintptr_t> reach_of(const DLTensor& tensor) {
   return {first, first + elements * tensor.dtype.bits / 8};
 }
 
-// In shape and device.
-bool agree(const DLTensor& a, const DLTensor& b) {
+bool have_same_shape_and_device(const DLTensor& a, const DLTensor& b) {
   return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape) &&
          a.device.device_type == b.device.device_type && a.device.device_id == b.device.device_id;
 }
@@ -299,7 +299,8 @@ bool is_plain_out(py::handle out, const DLTensor& to, py::handle input, const DL
   const Torch& torch = Torch::get();
   if (torch.needs_grad(input) || torch.needs_grad(out) || torch.is_inference(out)) return false;
   const std::optional<DType> written = find_dtype(to.dtype);
-  if (!written || !dtype.is(torch.dtype(*written)) || !agree(to, from) || !Torch::is_row_major(to)) return false;
+  if (!written || !dtype.is(torch.dtype(*written)) || !have_same_shape_and_device(to, from) || !Torch::is_row_major(to))
+    return false;
   const auto [from_begin, from_end] = reach_of(from);
   const auto [to_begin, to_end] = reach_of(to);
   return out.is(input) || to_end <= from_begin || from_end <= to_begin;
@@ -311,21 +312,22 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   const Torch& torch = Torch::get();
   const std::optional<PlainDims> dims = plain_dims(dim);
   if (!dims || !torch.at_rest()) return py::none();
-  const std::optional<DLTensor> raw = ordinary(input);
+  const bool transformed = torch.transforms();
+  if (transformed && out.is_none()) return py::none();
+  const std::optional<DLTensor> raw = ordinary(input, transformed);
   if (!raw || raw->ndim > kMaxGroups) return py::none();
   const std::optional<DType> source = find_dtype(raw->dtype);
   if (!source || !torch.is_fused(*source, dtype)) return py::none();
   if (size_of(*source) == 2 && dtype.is_none() && torch.autocasts()) return py::none();  // others it leaves alone
   const py::handle result = dtype.is_none() ? torch.dtype(*source) : dtype;
   if (!out.is_none()) {
-    const std::optional<DLTensor> to = ordinary(out);
+    const std::optional<DLTensor> to = ordinary(out, transformed);
     if (!to || !is_plain_out(out, *to, input, *raw, result)) return py::none();
     forward(Borrowed(*raw), Borrowed(*to), dims->get(), log, threads_for(*raw));
     torch.increment_version(out);
     return py::reinterpret_borrow<py::object>(out);
   }
   const bool recorded = torch.needs_grad(input) && !torch.below_autograd();
-  if (recorded && torch.transforms()) return py::none();
   const Output output(input, *raw, result);
   forward(Borrowed(*raw), Borrowed(output.to), dims->get(), log, threads_for(*raw));
   if (!recorded) return output.tensor;
@@ -375,12 +377,14 @@ PyObject* record_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count
   return Py_NewRef(output);
 }
 
+// None likewise. (is_meta may be asked of tensors only, and it is, as the exchange takes a millisecond to refuse such.)
 py::object plain_backward(py::handle grad_output, py::handle output, py::handle dim, py::handle input_dtype, bool log) {
   const Torch& torch = Torch::get();
   const std::optional<PlainDims> dims = plain_dims(dim);
   if (!dims || !torch.is_tensor(grad_output) || !torch.at_rest() || torch.is_meta(grad_output)) return py::none();
-  const std::optional<DLTensor> grad = ordinary(grad_output), from = ordinary(output);
-  if (!grad || !from || from->ndim > kMaxGroups || !agree(*grad, *from)) return py::none();
+  if (torch.transforms()) return py::none();
+  const std::optional<DLTensor> grad = ordinary(grad_output, false), from = ordinary(output, false);
+  if (!grad || !from || from->ndim > kMaxGroups || !have_same_shape_and_device(*grad, *from)) return py::none();
   const std::optional<DType> source = find_dtype(from->dtype);
   if (!source || find_dtype(grad->dtype) != source || !torch.is_fused_backward(*source, input_dtype)) return py::none();
   if (torch.needs_grad(output) || torch.needs_grad(grad_output)) return py::none();

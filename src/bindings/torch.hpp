@@ -32,7 +32,7 @@ class Torch {
                pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) { return mode.is_none(); });
   }
 
-  // Whether a torch.func transform is at work: then gradients may be recorded at several levels.
+  // Whether a torch.func transform is at work: it would record gradients at several levels, and wrap new tensors.
   bool transforms() const { return is_true(functorch_active_); }
 
   // Whether operators may cast what they are given; on the CPU, softmax never is.
@@ -45,10 +45,10 @@ class Torch {
 
   // Whether the tensor is nobody's subclass, no function mode wants to see it, and its elements are what memory holds,
   // as far as torch would not refuse to exchange it. (Its own question, which knows those that a transform has wrapped,
-  // takes longest.)
-  bool is_ordinary(py::handle tensor) const {
+  // takes longest: it is asked where transforms(), which the caller knows, are at work.)
+  bool is_ordinary(py::handle tensor, bool transformed) const {
     return is_tensor(tensor) && !is_true(has_torch_function_, tensor) && !is_true(is_negative_, tensor) &&
-           !(transforms() && is_true(is_like_subclass_, tensor));
+           !(transformed && is_true(is_like_subclass_, tensor));
   }
 
   // Of a tensor that points nowhere: whether that is how it is, as with zero tensors and functional ones.
@@ -101,11 +101,10 @@ class Torch {
     return size_of(source) == 2 && dtype.is(dtypes_[static_cast<int>(DType::float32)]);
   }
 
-  // The same of backward, whose result may be of the input that its source was computed from.
+  // The same of backward, whose result may have the dtype of forward's input.
   bool is_fused_backward(DType source, py::handle dtype) const {
-    if (dtype.is_none() || dtype.is(dtypes_[static_cast<int>(source)])) return true;
     const auto is = [&](DType narrow) { return dtype.is(dtypes_[static_cast<int>(narrow)]); };
-    return source == DType::float32 && (is(DType::float16) || is(DType::bfloat16));
+    return dtype.is_none() || is(source) || (source == DType::float32 && (is(DType::float16) || is(DType::bfloat16)));
   }
 
   py::handle dtype(DType dtype) const { return dtypes_[static_cast<int>(dtype)]; }

@@ -64,7 +64,7 @@ Device read_device(int index) {
 
 const Device& device(int index) {
   struct Entry {
-    std::atomic<bool> known = false;  // (call_once alone would take every call some tens of nanoseconds)
+    std::atomic<const Device*> known = nullptr;  // (call_once alone would take every call some tens of nanoseconds)
     std::once_flag read;
     Device device;
   };
@@ -72,11 +72,9 @@ const Device& device(int index) {
   if (index < 0 || index >= static_cast<int>(entries.size()))
     throw std::runtime_error("there is no CUDA device " + std::to_string(index));
   Entry& entry = entries[index];
-  if (!entry.known.load(std::memory_order_acquire))
-    std::call_once(entry.read, [&] {
-      entry.device = read_device(index);
-      entry.known.store(true, std::memory_order_release);
-    });
+  if (const Device* const known = entry.known.load(std::memory_order_acquire)) return *known;
+  std::call_once(entry.read, [&] { entry.device = read_device(index); });
+  entry.known.store(&entry.device, std::memory_order_release);
   return entry.device;
 }
 

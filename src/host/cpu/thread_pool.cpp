@@ -20,9 +20,9 @@ namespace {
 // Long enough to be awake for the next call of a loop, short enough not to be seen in a profile.
 constexpr int kSpins = 1000;
 
-// A thread takes neighbouring tasks, whose memory follows on, as many as half of its share of what is left; in the end,
-// single ones.
-constexpr std::int64_t kShares = 2;
+// A thread takes neighbouring tasks, whose memory follows on: half of its share of what is left (or a little more, when
+// another has taken some meanwhile), so that one that is held up right then delays the others by half a share at most.
+constexpr std::int64_t kBitesPerShare = 2;
 
 void pause() {
 #if defined(__x86_64__)
@@ -51,7 +51,7 @@ struct Job {
   void work() noexcept {
     try {
       for (std::int64_t left; (left = tasks - next.load(std::memory_order_relaxed)) > 0;) {
-        const std::int64_t some = std::max<std::int64_t>(1, left / (kShares * threads));
+        const std::int64_t some = std::max<std::int64_t>(1, left / (kBitesPerShare * threads));
         const std::int64_t first = next.fetch_add(some, std::memory_order_relaxed);
         const std::int64_t end = std::min(first + some, tasks);
         for (std::int64_t i = first; i < end && !failed.test(std::memory_order_relaxed); ++i) task(context, i);

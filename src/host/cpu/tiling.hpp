@@ -44,7 +44,7 @@ inline constexpr std::int64_t kColumnsPart = 32 * 1024;
 inline constexpr std::int64_t kRun = 4 * 1024;
 inline constexpr std::int64_t kWidestPart = 256;
 inline constexpr std::int64_t kTask = 32 * 1024;
-inline constexpr std::int64_t kManyParts = 16;
+inline constexpr std::int64_t kManyParts = 64;  // enough for as many threads
 
 // lanes: of a vector of the type that the problem is computed in. The regime must permit the problem.
 Tiling make_tiling(const Problem& problem, int lanes, Regime regime);
