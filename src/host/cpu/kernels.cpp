@@ -283,6 +283,12 @@ struct Accumulators {
   Vector<Real> sum() const { return group_sum<kLanes<Real>, Real>((part[0] + part[1]) + (part[2] + part[3])); }
 };
 
+// Elements from here to the next one whose address is a multiple of so many.
+template <int elements, typename Element>
+int elements_to_aligned(const Element* at) {
+  return static_cast<int>(-(reinterpret_cast<std::uintptr_t>(at) / sizeof(Element)) % elements);
+}
+
 // body(offset, chain, count) for each vector of a row; count is a constant, but the last one's, when it is partial:
 // Rest.
 template <typename Real, typename Body>
@@ -305,8 +311,7 @@ void for_vectors(std::int64_t dim, const Body& body) {
 template <typename Element>
 std::int64_t interleaved_head(const Element* row, std::int64_t dim) {
   constexpr int step = 2 * kLanes<float>;
-  const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) / sizeof(Element) % step);
-  return dim >= 16 * step && misaligned > 0 ? step - misaligned : 0;
+  return dim >= 16 * step ? elements_to_aligned<step>(row) : 0;
 }
 
 // pairs(offset, chain) for as many neighbouring elements as two vectors have, as often as they are there from `head`
@@ -363,8 +368,7 @@ void write(Element* to, Vector<Real> value, int count) {
 template <typename Real, typename Element>
 int head_of(const Element* row, std::int64_t dim) {
   if constexpr (kVectorBytes == 64 && sizeof(Element) == sizeof(Real))
-    if (dim >= 8 * kLanes<Real>)
-      return static_cast<int>(-(reinterpret_cast<std::uintptr_t>(row) / sizeof(Element)) % kLanes<Real>);
+    if (dim >= 8 * kLanes<Real>) return elements_to_aligned<kLanes<Real>>(row);
   return 0;
 }
 
