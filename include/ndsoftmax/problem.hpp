@@ -2,7 +2,6 @@
 // into as few groups as their strides allow, and sorted into outer × dim × inner.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -16,7 +15,7 @@ inline constexpr int kMaxGroups = 12;
 // Neighbouring dimensions that every operand steps through as if they were one.
 struct Group {
   std::int64_t size = 1;
-  std::array<std::int64_t, kOperands> stride{};  // elements
+  Array<std::int64_t, kOperands> stride{};  // elements
 
   friend bool operator==(const Group&, const Group&) = default;
 };
@@ -25,7 +24,7 @@ struct Group {
 struct Axis {
   int rank = 0;
   std::int64_t size = 1;
-  std::array<Group, kMaxGroups> groups{};
+  Array<Group, kMaxGroups> groups{};
 
   friend bool operator==(const Axis&, const Axis&) = default;
 };
@@ -72,7 +71,7 @@ struct Problem {
   Axis dim;    // what is normalized over
   Axis inner;  // steps less far than dim does in the result
   Fused fused;
-  std::array<int, kOperands> misalignment{};  // address modulo 16 (bytes)
+  Array<int, kOperands> misalignment{};  // address modulo 16 (bytes)
 
   std::int64_t elements() const { return outer.size * dim.size * inner.size; }
   // dim is one group that source, grad and result step through element by element, and nothing runs faster

@@ -48,6 +48,25 @@ constexpr const char* name_of(Direction direction) { return direction == Directi
 // elements past a diagonal are excluded.
 enum Operand : int { kSource, kGrad, kResult, kWhole, kMask = kWhole, kBias, kRow, kOperands };
 
+// As std::array, whose index is unsigned: here it may be any integer, or an Operand.
+template <typename T, int count>
+struct Array {
+  T values[count];
+
+  constexpr T& operator[](std::int64_t index) { return values[index]; }
+  constexpr const T& operator[](std::int64_t index) const { return values[index]; }
+  constexpr T* begin() { return values; }
+  constexpr const T* begin() const { return values; }
+  constexpr T* end() { return values + count; }
+  constexpr const T* end() const { return values + count; }
+  constexpr const T& back() const { return values[count - 1]; }
+  static constexpr int size() { return count; }
+
+  friend bool operator==(const Array&, const Array&) = default;
+};
+template <typename T, typename... More>
+Array(T, More...) -> Array<T, 1 + static_cast<int>(sizeof...(More))>;
+
 // A tensor that somebody else owns. Strides are in elements.
 struct TensorView {
   void* data = nullptr;

@@ -169,8 +169,8 @@ class Torch {
   py::list pre_dispatch_modes_ = py::getattr(torch_.attr("_ops").attr("mode_stack_state_for_pre_dispatch")(),
                                              "_ModeStackStateForPreDispatch__infra_modes", py::list());
   py::tuple dtype_keyword_ = py::make_tuple("dtype");
-  std::array<py::object, 4> dtypes_{torch_.attr("float16"), torch_.attr("bfloat16"), torch_.attr("float32"),
-                                    torch_.attr("float64")};
+  Array<py::object, 4> dtypes_{torch_.attr("float16"), torch_.attr("bfloat16"), torch_.attr("float32"),
+                               torch_.attr("float64")};
 };
 
 }  // namespace ndsoftmax

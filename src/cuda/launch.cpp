@@ -68,10 +68,10 @@ const Device& device(int index) {
     std::once_flag read;
     Device device;
   };
-  static std::vector<Entry> entries(device_count());
-  if (index < 0 || index >= static_cast<int>(entries.size()))
+  static std::vector<Entry> entries(static_cast<std::size_t>(device_count()));
+  if (index < 0 || index >= device_count())
     throw std::runtime_error("there is no CUDA device " + std::to_string(index));
-  Entry& entry = entries[index];
+  Entry& entry = entries[static_cast<std::size_t>(index)];
   if (const Device* const known = entry.known.load(std::memory_order_acquire)) return *known;
   std::call_once(entry.read, [&] { entry.device = read_device(index); });
   entry.known.store(&entry.device, std::memory_order_release);

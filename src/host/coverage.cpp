@@ -20,24 +20,26 @@ int phase_of(const Problem& problem, const Plan& plan, std::int64_t index) {
 
 class Counts {
  public:
-  explicit Counts(const Problem& problem) : problem_(problem), counts_(problem.elements()) {}
+  explicit Counts(const Problem& problem) : problem_(problem), counts_(static_cast<std::size_t>(problem.elements())) {}
 
   void row_elements(std::int64_t row, std::int64_t first, int vector) {
     if (row >= problem_.outer.size) return;
     for (std::int64_t i = std::max<std::int64_t>(first, 0); i < std::min(first + vector, problem_.dim.size); ++i)
-      ++counts_[row * problem_.dim.size + i];
+      count(row * problem_.dim.size + i);
   }
   void columns(std::int64_t first, int vector, std::int64_t element) {
     const std::int64_t outer = first / problem_.inner.size, inner = first % problem_.inner.size;
-    for (int k = 0; k < vector; ++k) ++counts_[(outer * problem_.dim.size + element) * problem_.inner.size + inner + k];
+    for (int k = 0; k < vector; ++k) count((outer * problem_.dim.size + element) * problem_.inner.size + inner + k);
   }
   // Neighbours in the slab of dim times columns.
   void slab(std::int64_t outer, std::int64_t first, int vector) {
-    for (int k = 0; k < vector; ++k) ++counts_[outer * problem_.dim.size * problem_.inner.size + first + k];
+    for (int k = 0; k < vector; ++k) count(outer * problem_.dim.size * problem_.inner.size + first + k);
   }
   std::vector<std::uint8_t> take() { return std::move(counts_); }
 
  private:
+  void count(std::int64_t element) { ++counts_[static_cast<std::size_t>(element)]; }
+
   const Problem& problem_;
   std::vector<std::uint8_t> counts_;
 };

@@ -733,7 +733,8 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
     const std::int64_t padded = line < kWarp ? power_of_two_from(line) : line;
     strips = std::clamp<std::int64_t>(tuning::kTileMaxBlock / (padded * to_write), 1, strips);
     words = strips * padded;
-    along = std::bit_floor(static_cast<std::uint64_t>(std::max<std::int64_t>(1, threads / words)));
+    along = static_cast<std::int64_t>(
+        std::bit_floor(static_cast<std::uint64_t>(std::max<std::int64_t>(1, threads / words))));
     along = std::max(to_write, std::min(along, power_of_two_from(rows)));
     plan.run = static_cast<int>(along > 1 ? padded : words);
     if (along == 1) words = strips * line;

@@ -1,7 +1,6 @@
 // From a Problem to a Plan: names, printing, and the way to the CPU's or to CUDA's planner.
 #include "ndsoftmax/plan.hpp"
 
-#include <array>
 #include <sstream>
 #include <stdexcept>
 
@@ -11,16 +10,16 @@
 namespace ndsoftmax {
 namespace {
 
-constexpr std::array kRegimeNames{"warp", "block", "cluster", "online", "split", "strided"};
+constexpr Array kRegimeNames{"warp", "block", "cluster", "online", "split", "strided"};
 
 }  // namespace
 
-const char* name_of(Regime regime) { return kRegimeNames[static_cast<std::size_t>(regime)]; }
+const char* name_of(Regime regime) { return kRegimeNames[static_cast<int>(regime)]; }
 
 Regime regime_from(std::string_view name, std::string_view given_for) {
   std::ostringstream refusal;
   refusal << given_for << " is '" << name << "'; it may be ";
-  for (std::size_t i = 0; i < kRegimeNames.size(); ++i) {
+  for (int i = 0; i < kRegimeNames.size(); ++i) {
     if (name == kRegimeNames[i]) return static_cast<Regime>(i);
     refusal << (i == 0 ? "" : i + 1 < kRegimeNames.size() ? ", " : " or ") << kRegimeNames[i];
   }

@@ -2,7 +2,6 @@
 #include "ndsoftmax/problem.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bitset>
 #include <sstream>
 #include <stdexcept>
@@ -163,7 +162,7 @@ Problem make_problem(Operation operation, const TensorView& source, const Tensor
   };
 
   // Dimensions by how far they step, farthest first, equal ones in their order. They are few, and mostly sorted.
-  std::array<int, kMaxRank> order;
+  Array<int, kMaxRank> order;
   int count = 0;
   for (int d = 0; d < source.rank; ++d) {
     if (source.sizes[d] == 1) continue;

@@ -7,7 +7,6 @@
 // three to five times as much.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cstdint>
 
@@ -87,7 +86,7 @@ inline constexpr int kWarp = 32;
 inline constexpr int kWarpMaxLog2Dim = 10;
 // Narrower fused rows are staged, where they are many.
 constexpr int warp_min_log2_dim(int source_bytes, bool fused) {
-  return std::bit_width(static_cast<unsigned>((fused ? 4 : 1) * kVectorBytes / source_bytes)) - 1;
+  return static_cast<int>(std::bit_width(static_cast<unsigned>((fused ? 4 : 1) * kVectorBytes / source_bytes))) - 1;
 }
 // Rows that are held as they were loaded take half the registers.
 constexpr int warp_max_log2_dim(int source_bytes, bool fused) {
@@ -96,8 +95,8 @@ constexpr int warp_max_log2_dim(int source_bytes, bool fused) {
 // Rows that are no whole vectors are held element by element, and those of float64, where a vector is but two. Kernels
 // are compiled for these sizes; a wider row is better off with more threads. Not so 16-bit ones, where something is
 // fused, which costs a vector of eight little more than an element; nor those that take whole vectors to hold.
-inline constexpr std::array kElementwiseLog2Dims{4, 6, 8, 9};
-inline constexpr int kElementwiseKernels = static_cast<int>(kElementwiseLog2Dims.size());
+inline constexpr Array kElementwiseLog2Dims{4, 6, 8, 9};
+inline constexpr int kElementwiseKernels = kElementwiseLog2Dims.size();
 // The first of them that holds so many; their number, where none does.
 constexpr int elementwise_kernel(int log2_dim) {
   int kernel = 0;
@@ -163,7 +162,7 @@ inline constexpr int kStagedBankTurns = 4;  // than which more are worth twice t
 
 // Turns that shared memory takes when each lane of a warp wants its first word: the most words in any of its banks.
 constexpr int bank_turns(int dim, int word, int lanes, int apart) {
-  std::array<int, kWarp> wanted{};
+  Array<int, kWarp> wanted{};
   int most = 0;
   for (int lane = 0; lane < kWarp; ++lane) {
     int& bank = wanted[(lane / lanes * apart * dim / word + lane % lanes) % kWarp];
@@ -238,7 +237,7 @@ struct Architecture {
 // some load while others exponentiate and store (larger ones, of which two do, where kBlockMostBytes admits them);
 // wider rows are cut over a cluster of blocks. 16 blocks is more than portable clusters have (8), and every sm_90 and
 // sm_100 part allows it; sm_120 has 8.
-inline constexpr std::array kArchitectures{
+inline constexpr Array kArchitectures{
     Architecture{.from_compute_capability = 120, .block_threads = 256, .max_cluster = 8},
     Architecture{.from_compute_capability = 90, .block_threads = 256, .max_cluster = 16},
     Architecture{.from_compute_capability = 0, .block_threads = kMaxBlock, .max_cluster = 1},
@@ -318,12 +317,10 @@ struct ColumnsKernel {
   int max_block;  // threads
   int blocks;     // of the largest size, a multiprocessor
 };
-inline constexpr std::array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
-                                            ColumnsKernel{20, 1, 512, 1}};
+inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
+                                       ColumnsKernel{20, 1, 512, 1}};
 // The exponential of float64 needs many registers of its own: tiles, in shared memory, leave it them.
-constexpr int columns_kernels(int source_bytes) {
-  return source_bytes < 8 ? static_cast<int>(kColumnsKernels.size()) : 0;
-}
+constexpr int columns_kernels(int source_bytes) { return source_bytes < 8 ? kColumnsKernels.size() : 0; }
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
 // missing as much as what is there.
 constexpr int columns_together(int items) { return items > 4 && items % 2 == 0 ? 2 : 1; }
@@ -343,7 +340,7 @@ inline constexpr int kColumnsClusterBlock = 256;
 struct ColumnsShape {
   int segment, threads, cluster;
 };
-inline constexpr std::array kColumnsShapes{
+inline constexpr Array kColumnsShapes{
     ColumnsShape{kLineBytes, 128, 1},
     ColumnsShape{64, 128, 1},
     ColumnsShape{64, 256, 1},
@@ -385,7 +382,7 @@ inline constexpr int kTileMinRows = 64;    // of dim, that a block of a cluster 
 struct TileShape {
   int segment, cluster;
 };
-inline constexpr std::array kTileShapes{
+inline constexpr Array kTileShapes{
     TileShape{kLineBytes, 1},
     TileShape{64, 1},
     TileShape{64, 2},

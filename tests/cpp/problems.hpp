@@ -205,10 +205,9 @@ class Call {
 
   void fill() {
     count_rows();
-    const auto first =
-        static_cast<std::int64_t>(random_bits() % 35);  // so that rows that are few are special at times, too
+    const std::size_t first = random_bits() % 35;  // so that rows that are few are special at times, too
     for (std::int64_t i = 0; i < source_.elements(); ++i) {
-      const std::int64_t row = rows_[static_cast<std::size_t>(i)];
+      const std::size_t row = rows_[static_cast<std::size_t>(i)];
       const double probability =
           2 * std::generate_canonical<double, 32>(random_bits) / static_cast<double>(problem.dim.size);
       double x = case_.peaked ? (i % 397 == 11 ? 60 : normal(0.05)) : normal(2), g = normal(1);
@@ -285,7 +284,7 @@ class Call {
         const std::int64_t size = case_.sizes[static_cast<std::size_t>(d)], position = rest % size;
         rest /= size;
         if (std::count(case_.dims.begin(), case_.dims.end(), d) > 0) continue;
-        rows_[index] += position * step;
+        rows_[index] += static_cast<std::size_t>(position * step);
         step *= size;
       }
     }
@@ -331,7 +330,7 @@ class Call {
   std::optional<Tensor> mask_, bias_;
   TensorView mask_view_, bias_view_;
   Fusion fusion_;
-  std::vector<std::int64_t> rows_;
+  std::vector<std::size_t> rows_;
   double largest_term_ = 0;
 };
 

@@ -169,7 +169,8 @@ int main() {
       {{3000, 6}, {}, {0}, 0, true},
   };
   const auto launch = [](const Problem& problem, const Plan& plan, const Device& on, const Addresses& addresses) {
-    std::vector<std::max_align_t> workspace(plan.workspace_bytes / sizeof(std::max_align_t) + 1);
+    std::vector<std::max_align_t> workspace(static_cast<std::size_t>(plan.workspace_bytes) / sizeof(std::max_align_t) +
+                                            1);
     cuda::launch(problem, plan, on, addresses, workspace.data(), nullptr);
   };
   CHECK(testing::run(cases, {device, small, blackwell, ampere, old}, 5, launch)["total"] > 2400);

@@ -4,7 +4,6 @@
 // Every kernel allows the result to be its source; row_forward and column_statistics allow the tile to be it, too.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "ndsoftmax/types.hpp"
@@ -24,8 +23,8 @@ struct Window {
 struct Rows {
   std::int64_t count = 1;
   std::int64_t dim = 1;
-  std::array<std::int64_t, kOperands> stride{};  // from row to row
-  bool streamed = false;                         // long rows of backward: the result is written past the caches
+  Array<std::int64_t, kOperands> stride{};  // from row to row
+  bool streamed = false;                    // long rows of backward: the result is written past the caches
 };
 
 // Neighbouring columns. Those whose numbers are equal modulo `period` are parts of the same row of the softmax.
@@ -33,8 +32,8 @@ struct Columns {
   std::int64_t dim = 1;
   std::int64_t width = 1;
   std::int64_t period = 1;
-  std::int64_t tile_stride = 1;                  // in whole vectors
-  std::array<std::int64_t, kOperands> stride{};  // along dim
+  std::int64_t tile_stride = 1;             // in whole vectors
+  Array<std::int64_t, kOperands> stride{};  // along dim
 };
 
 // What was found while a stretch of a tile was fused.
@@ -81,7 +80,7 @@ struct TypedKernels {
 
 // Indexed by DType; null where the type is not computed in Real, or always goes through a tile.
 template <typename Real>
-using Typed = std::array<TypedKernels<Real>, 4>;
+using Typed = Array<TypedKernels<Real>, 4>;
 
 template <typename Real>
 struct Kernels {

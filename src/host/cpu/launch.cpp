@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -79,7 +78,7 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-using Offsets = std::array<std::int64_t, kOperands>;
+using Offsets = Array<std::int64_t, kOperands>;
 
 // Of a row, from one of its parts or several.
 struct Statistics {
@@ -168,7 +167,7 @@ class Launch {
   bool writes_in_place() const { return !fused() && (direct_ || problem_.result == kReal); }
 
   const TypedKernels<Real>& typed(DType dtype) const {
-    return kernels_.typed[static_cast<int>(problem_.operation)][static_cast<std::size_t>(dtype)];
+    return kernels_.typed[static_cast<int>(problem_.operation)][static_cast<int>(dtype)];
   }
 
   Range positions(std::int64_t tile) const {
@@ -198,18 +197,18 @@ class Launch {
     if (tiling_.shape == Shape::packed) return whole_packed(positions(tile));
     if (tiling_.shape == Shape::rows && copied()) return copied_rows(positions(tile));
     if (tiling_.shape == Shape::rows) return whole_rows(positions(tile));
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const View view = open(tile, 0);
     if (fused()) return whole_fused_columns(view, tile);
     if (forward())
-      view.kernels.column_forward(view.columns, view.source, output, view.result);
+      view.kernels.column_forward(view.columns, view.source, scratch.output, view.result);
     else
       view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
     close(view, tile, 0);
   }
 
   void whole_packed(Range rows) const {
-    auto& [tile, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const int dim = static_cast<int>(problem_.dim.size);
     const Window window{.columns = rows.size() * dim};
     // Where they are Real, and more rows follow, which no other thread writes, elements are read where they lie.
@@ -220,16 +219,16 @@ class Launch {
       kernels_.load[static_cast<int>(problem_.source)](from, window, to);
       return to;
     };
-    const Real* const source = loaded(source_at(rows.begin * dim), output);
+    const Real* const source = loaded(source_at(rows.begin * dim), scratch.output);
     const Real* const results =
-        forward() ? tile_kernels_.packed_forward(rows.size(), dim, source, packed, tile)
-                  : tile_kernels_.packed_backward(rows.size(), dim, loaded(grad_at(rows.begin * dim), tile), source,
-                                                  packed, tile);
+        forward() ? tile_kernels_.packed_forward(rows.size(), dim, source, scratch.packed, scratch.tile)
+                  : tile_kernels_.packed_backward(rows.size(), dim, loaded(grad_at(rows.begin * dim), scratch.tile),
+                                                  source, scratch.packed, scratch.tile);
     kernels_.store[static_cast<int>(problem_.result)](results, window, result_at(rows.begin * dim));
   }
 
   void whole_rows(Range rows) const {
-    const Group* groups = tiling_.positions.data();
+    const Group* groups = tiling_.positions.begin();
     for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t, std::int64_t count) {
       const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank), streamed_};
       const void* source = source_at(at[kSource]);
@@ -245,38 +244,38 @@ class Launch {
 
   // Adds what a part says to the statistics of its rows; backward has sums only.
   void part_statistics(std::int64_t tile, std::int64_t part, Statistics* statistics) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
-    if (!forward()) std::fill_n(max, tiling_.period, Real(0));
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
+    if (!forward()) std::fill_n(scratch.max, tiling_.period, Real(0));
     if (tiling_.shape == Shape::rows && !reads_in_place())
       return copied_row_statistics(tile, part_of_dim(part), *statistics);
     if (tiling_.shape == Shape::rows) {
       const Range dim = part_of_dim(part);
       const Offsets at = row_part(tile, dim);
       if (forward())
-        typed_.row_statistics(dim.size(), source_at(at[kSource]), values, max, sum);
+        typed_.row_statistics(dim.size(), source_at(at[kSource]), scratch.tile, scratch.max, scratch.sum);
       else
-        typed_.row_products(dim.size(), grad_at(at[kGrad]), source_at(at[kSource]), sum);
-      statistics->combine({{max[0], sum[0]}});
+        typed_.row_products(dim.size(), grad_at(at[kGrad]), source_at(at[kSource]), scratch.sum);
+      statistics->combine({{scratch.max[0], scratch.sum[0]}});
       return;
     }
     for_views(tile, part, [&](const View& view) {
       if (forward())
-        view.kernels.column_statistics(view.columns, view.source, values, max, sum);
+        view.kernels.column_statistics(view.columns, view.source, scratch.tile, scratch.max, scratch.sum);
       else
-        view.kernels.column_products(view.columns, view.grad, view.source, sum);
-      for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].combine({{max[i], sum[i]}});
+        view.kernels.column_products(view.columns, view.grad, view.source, scratch.sum);
+      for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].combine({{scratch.max[i], scratch.sum[i]}});
       if (!fused()) return;
       const Living living = living_columns(part_of_dim(part), view.columns.width);
-      for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].living |= living[static_cast<std::size_t>(i)];
+      for (std::int64_t i = 0; i < tiling_.period; ++i) statistics[i].living |= living[i];
     });
   }
 
   void finish_part(std::int64_t tile, std::int64_t part, const Statistics* statistics) const {
     if (tiling_.shape == Shape::rows && copied()) return finish_copied_row(tile, part_of_dim(part), *statistics);
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     for (std::int64_t i = 0, width = std::max(tiling_.width, tiling_.period); i < width; ++i) {
-      max[i] = static_cast<Real>(statistics[i % tiling_.period].state.max);
-      sum[i] = static_cast<Real>(statistics[i % tiling_.period].state.sum);
+      scratch.max[i] = static_cast<Real>(statistics[i % tiling_.period].state.max);
+      scratch.sum[i] = static_cast<Real>(statistics[i % tiling_.period].state.sum);
     }
     if (tiling_.shape == Shape::rows) {
       const Range dim = part_of_dim(part);
@@ -284,19 +283,21 @@ class Launch {
       const void* source = source_at(at[kSource]);
       void* result = result_at(at[kResult]);
       if (forward())
-        typed_.row_finish(dim.size(), source, max[0], sum[0], result);
+        typed_.row_finish(dim.size(), source, scratch.max[0], scratch.sum[0], result);
       else
-        typed_.row_gradient({.dim = dim.size(), .streamed = streamed_}, grad_at(at[kGrad]), source, sum[0], result);
+        typed_.row_gradient({.dim = dim.size(), .streamed = streamed_}, grad_at(at[kGrad]), source, scratch.sum[0],
+                            result);
       return;
     }
     for_views(tile, part, [&](const View& view) {
       if (forward())
-        view.kernels.column_finish(view.columns, view.source, max, sum, view.result);
+        view.kernels.column_finish(view.columns, view.source, scratch.max, scratch.sum, view.result);
       else
-        view.kernels.column_gradient(view.columns, view.grad, view.source, sum, view.result);
+        view.kernels.column_gradient(view.columns, view.grad, view.source, scratch.sum, view.result);
       if (fused()) {
         const std::int64_t width = view.columns.width;
-        const bool unbounded = std::any_of(sum, sum + width, [](Real total) { return !std::isfinite(total); });
+        const bool unbounded =
+            std::any_of(scratch.sum, scratch.sum + width, [](Real total) { return !std::isfinite(total); });
         mend_columns(part_of_dim(part), width, unbounded, [&](std::int64_t i) { return statistics[i].living; });
       }
       close(view, tile, part);
@@ -305,24 +306,24 @@ class Launch {
 
   // One thread goes through all parts of a tile's rows.
   void in_parts(std::int64_t tile) const {
-    std::array<Statistics, kWidestPart> total;
-    total.fill(identity());
-    for (std::int64_t part = 0; part < tiling_.parts(); ++part) part_statistics(tile, part, total.data());
-    for (std::int64_t part = 0; part < tiling_.parts(); ++part) finish_part(tile, part, total.data());
+    Array<Statistics, kWidestPart> total;
+    std::fill(total.begin(), total.end(), identity());
+    for (std::int64_t part = 0; part < tiling_.parts(); ++part) part_statistics(tile, part, total.begin());
+    for (std::int64_t part = 0; part < tiling_.parts(); ++part) finish_part(tile, part, total.begin());
   }
 
   // All threads share the parts of one tile after another: the second reading finds what the last cache still has. The
   // statistics are combined in the order of the parts, whoever computed them.
   void shared() const {
     const std::int64_t parts = tiling_.parts(), period = tiling_.period;
-    std::vector<Statistics> statistics(static_cast<std::size_t>(parts * period));
-    const auto of_part = [&](std::int64_t part) { return &statistics[static_cast<std::size_t>(part * period)]; };
+    std::vector<Statistics> of_parts(static_cast<std::size_t>(parts * period));
+    Statistics* const statistics = of_parts.data();
     for (std::int64_t tile = 0; tile < tiling_.tiles(); ++tile) {
-      std::fill(statistics.begin(), statistics.end(), identity());
-      parallel_for(parts, threads_, [&](std::int64_t part) { part_statistics(tile, part, of_part(part)); });
-      for (std::int64_t i = period; i < parts * period; ++i)
-        statistics[static_cast<std::size_t>(i % period)].combine(statistics[static_cast<std::size_t>(i)]);
-      parallel_for(parts, threads_, [&](std::int64_t part) { finish_part(tile, part, statistics.data()); });
+      std::fill(of_parts.begin(), of_parts.end(), identity());
+      parallel_for(parts, threads_,
+                   [&](std::int64_t part) { part_statistics(tile, part, statistics + part * period); });
+      for (std::int64_t i = period; i < parts * period; ++i) statistics[i % period].combine(statistics[i]);
+      parallel_for(parts, threads_, [&](std::int64_t part) { finish_part(tile, part, statistics); });
     }
   }
 
@@ -331,7 +332,7 @@ class Launch {
 
   Offsets row_part(std::int64_t row, Range dim, std::int64_t period = 1) const {
     Offsets part{};
-    for_stretches(tiling_.positions.data(), tiling_.rank, {row, row + 1},
+    for_stretches(tiling_.positions.begin(), tiling_.rank, {row, row + 1},
                   [&](const Offsets& at, std::int64_t, std::int64_t) { part = at; });
     for (std::int64_t& offset : part) offset += dim.begin * period;
     return part;
@@ -354,7 +355,7 @@ class Launch {
   template <typename Body>
   void for_views(std::int64_t tile, std::int64_t part, const Body& body) const {
     if (tiling_.shape == Shape::columns) return body(open(tile, part));
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const Range dim = part_of_dim(part);
     const std::int64_t width = tiling_.width, size = dim.size() * tiling_.period, block = size / width * width;
     const Offsets at = row_part(tile, dim, tiling_.period);
@@ -367,12 +368,12 @@ class Launch {
                 result_at(at[kResult] + first)};
       if (!reads_in_place()) {
         const Window window{.columns = rows * columns};
-        load(view.source, window, forward() ? values : output);
-        if (!forward()) load(view.grad, window, values);
-        view.source = forward() ? values : output;
-        view.grad = values;
+        load(view.source, window, forward() ? scratch.tile : scratch.output);
+        if (!forward()) load(view.grad, window, scratch.tile);
+        view.source = forward() ? scratch.tile : scratch.output;
+        view.grad = scratch.tile;
       }
-      if (!writes_in_place()) view.stored = std::exchange(view.result, values);
+      if (!writes_in_place()) view.stored = std::exchange(view.result, scratch.tile);
       body(view);
     };
     if (block > 0) view(block / width, width, 0);
@@ -385,26 +386,26 @@ class Launch {
 
   bool are_neighbours(Range rows) const {
     if (problem_.dim.rank > 1) return false;
-    const Offsets stride = last_strides(tiling_.positions.data(), tiling_.rank);
-    const std::int64_t last_size = tiling_.positions[static_cast<std::size_t>(std::max(0, tiling_.rank - 1))].size;
+    const Offsets stride = last_strides(tiling_.positions.begin(), tiling_.rank);
+    const std::int64_t last_size = tiling_.positions[std::max(0, tiling_.rank - 1)].size;
     return stride[kSource] == 1 && stride[kResult] == 1 && (forward() || stride[kGrad] == 1) &&
            rows.begin % last_size + rows.size() <= last_size;
   }
 
   View open(std::int64_t tile, std::int64_t part) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const Range rows = positions(tile), dim = part_of_dim(part);
     const bool neighbours = are_neighbours(rows);
     const std::int64_t stride = tiling_.positions_per_tile;
     View view{kernels_of(neighbours),
               {dim.size(), rows.size(), rows.size(), stride, {stride, stride, stride}},
-              forward() ? values : output,
-              values,
-              values};
-    const Offsets dim_stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
+              forward() ? scratch.tile : scratch.output,
+              scratch.tile,
+              scratch.tile};
+    const Offsets dim_stride = last_strides(problem_.dim.groups.begin(), problem_.dim.rank);
     Offsets at{};
     if (neighbours)
-      for_stretches(tiling_.positions.data(), tiling_.rank, rows,
+      for_stretches(tiling_.positions.begin(), tiling_.rank, rows,
                     [&](const Offsets& first, std::int64_t, std::int64_t) { at = first; });
     const auto lies = [&](Operand operand) {
       view.columns.stride[operand] = dim_stride[operand];
@@ -414,8 +415,8 @@ class Launch {
       view.source = source_at(lies(kSource));
       view.grad = grad_at(lies(kGrad));
     } else {
-      load(addresses_.source, kSource, rows, dim, forward() ? values : output);
-      if (!forward()) load(addresses_.grad, kGrad, rows, dim, values);
+      load(addresses_.source, kSource, rows, dim, forward() ? scratch.tile : scratch.output);
+      if (!forward()) load(addresses_.grad, kGrad, rows, dim, scratch.tile);
     }
     if (neighbours && writes_in_place()) view.result = result_at(lies(kResult));
     view.unbounded = fused() && fuse_tile(rows, dim);
@@ -444,12 +445,12 @@ class Launch {
   // body(offset in the operand, window, offset in the tile) for all pieces of a tile.
   template <typename Body>
   void for_windows(Operand operand, Range rows, Range dim, const Body& body) const {
-    const Group* groups = tiling_.positions.data();
+    const Group* groups = tiling_.positions.begin();
     const Axis& axis = problem_.dim;
     const std::int64_t stride = last_strides(groups, tiling_.rank)[operand];
-    const std::int64_t dim_stride = last_strides(axis.groups.data(), axis.rank)[operand];
+    const std::int64_t dim_stride = last_strides(axis.groups.begin(), axis.rank)[operand];
     for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t row, std::int64_t count) {
-      for_stretches(axis.groups.data(), axis.rank, dim,
+      for_stretches(axis.groups.begin(), axis.rank, dim,
                     [&](const Offsets& dim_at, std::int64_t first, std::int64_t length) {
                       const std::int64_t tile_stride = tiling_.positions_per_tile;
                       const Window window{length, count, dim_stride, stride, tile_stride};
@@ -495,22 +496,22 @@ class Launch {
   // Rows, or parts of them, into the tile, one `width` after the other: z, or the gradient, whose output then lies in
   // `output`. Returns whether a result may be NaN where it should not.
   bool load_rows(const Offsets& first, const Offsets& step, std::int64_t rows, Range dim, std::int64_t width) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const Fused& fused = problem_.fused;
     const std::int64_t columns = dim.size(), size = rows == 1 ? columns : rows * width;
-    const Offsets stride = last_strides(problem_.dim.groups.data(), problem_.dim.rank);
+    const Offsets stride = last_strides(problem_.dim.groups.begin(), problem_.dim.rank);
     const auto window = [&](Operand operand) { return Window{rows, columns, step[operand], stride[operand], width}; };
     const auto at = [&](Operand operand) { return first[operand] + dim.begin * stride[operand]; };
     const auto load = kernels_.load[static_cast<int>(problem_.source)];
     const bool padded = fused.any && columns < width && rows > 1;
-    if (padded && !fused.mask) std::fill_n(excluded, size, 0);
-    if (fused.mask) exclude(window(kMask), at(kMask), excluded);
+    if (padded && !fused.mask) std::fill_n(scratch.excluded, size, 0);
+    if (fused.mask) exclude(window(kMask), at(kMask), scratch.excluded);
     for (std::int64_t row = 0; padded && row < rows; ++row)
-      std::fill_n(excluded + row * width + columns, width - columns, 1);
-    if (fused.bias) add_bias(window(kBias), at(kBias), output);
-    load(source_at(at(kSource)), window(kSource), forward() ? values : output);
-    if (!forward()) load(grad_at(at(kGrad)), window(kGrad), values);
-    return fused.any && fuse(size, fused.mask || padded ? excluded : nullptr);
+      std::fill_n(scratch.excluded + row * width + columns, width - columns, 1);
+    if (fused.bias) add_bias(window(kBias), at(kBias), scratch.output);
+    load(source_at(at(kSource)), window(kSource), forward() ? scratch.tile : scratch.output);
+    if (!forward()) load(grad_at(at(kGrad)), window(kGrad), scratch.tile);
+    return fused.any && fuse(size, fused.mask || padded ? scratch.excluded : nullptr);
   }
 
   // The first `size` elements of the tile, and of what lies as it does. Returns as load_rows and fuse_tile.
@@ -555,39 +556,39 @@ class Launch {
 
   // As many rows at a time as the first cache holds, or one where each ends at another element.
   void copied_rows(Range rows) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const TypedKernels<Real>& kernels = typed(kReal);
     const auto store = kernels_.store[static_cast<int>(problem_.result)];
-    const Group* groups = tiling_.positions.data();
+    const Group* groups = tiling_.positions.begin();
     const std::int64_t lanes = kernels_.lanes, dim = tiling_.dim_size, width = (dim + lanes - 1) / lanes * lanes;
     const std::int64_t most = problem_.fused.causal ? 1 : std::max<std::int64_t>(1, kComfortable / width);
-    std::array<bool, kComfortable> dead;
+    Array<bool, kComfortable> dead;
     for_stretches(groups, tiling_.rank, rows, [&](Offsets first, std::int64_t, std::int64_t left) {
       const Offsets step = last_strides(groups, tiling_.rank);
       for (std::int64_t count; left > 0; left -= count) {
         count = std::min(left, most);
         const std::int64_t end = reach(first);
         const bool unbounded = end > 0 && !reads_in_place() && load_rows(first, step, count, {0, end}, width);
-        for (std::int64_t row = 0; row < count; ++row)
-          dead[static_cast<std::size_t>(row)] = fused() && !living(row * width, end);
+        for (std::int64_t row = 0; row < count; ++row) dead[row] = fused() && !living(row * width, end);
         void* const result = result_at(first[kResult]);
         if (end > 0) {
           const bool narrowed = problem_.result != kReal;
-          void* const to = narrowed ? values : result;
+          void* const to = narrowed ? scratch.tile : result;
           const std::int64_t to_step = narrowed ? width : step[kResult];
           if (forward())
-            kernels.row_forward({count, end, {width, width, to_step}}, values, narrowed ? output : values, to);
+            kernels.row_forward({count, end, {width, width, to_step}}, scratch.tile,
+                                narrowed ? scratch.output : scratch.tile, to);
           else if (reads_in_place())
             kernels.row_backward({count, end, {step[kSource], step[kGrad], to_step}}, grad_at(first[kGrad]),
                                  source_at(first[kSource]), to);
           else
-            kernels.row_backward({count, end, {width, width, to_step}}, values, output, to);
-          if (narrowed) store(values, {count, end, step[kResult], 1, width}, result);
+            kernels.row_backward({count, end, {width, width, to_step}}, scratch.tile, scratch.output, to);
+          if (narrowed) store(scratch.tile, {count, end, step[kResult], 1, width}, result);
         }
         for (std::int64_t row = 0; row < count; ++row) {
           void* const to = element(result, row * step[kResult]);
-          if (unbounded) clear_excluded(excluded + row * width, to, end);
-          if (dead[static_cast<std::size_t>(row)])
+          if (unbounded) clear_excluded(scratch.excluded + row * width, to, end);
+          if (dead[row])
             fill(to, problem_.result, dim, dead_row());
           else
             fill(element(to, end), problem_.result, dim - end, nothing());
@@ -601,21 +602,21 @@ class Launch {
   Range reached(const Offsets& row, Range dim) const { return {dim.begin, std::min(dim.end, reach(row))}; }
 
   void copied_row_statistics(std::int64_t row, Range dim, Statistics& statistics) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const Offsets at = row_part(row, {0, 0});
     dim = reached(at, dim);
     if (dim.size() <= 0) return;
     const TypedKernels<Real>& kernels = typed(kReal);
     load_rows(at, {}, 1, dim, dim.size());
     if (forward())
-      kernels.row_statistics(dim.size(), values, packed, max, sum);
+      kernels.row_statistics(dim.size(), scratch.tile, scratch.packed, scratch.max, scratch.sum);
     else
-      kernels.row_products(dim.size(), values, output, sum);
-    statistics.combine({{forward() ? max[0] : 0, sum[0]}, fused() && living(0, dim.size())});
+      kernels.row_products(dim.size(), scratch.tile, scratch.output, scratch.sum);
+    statistics.combine({{forward() ? scratch.max[0] : 0, scratch.sum[0]}, fused() && living(0, dim.size())});
   }
 
   void finish_copied_row(std::int64_t row, Range dim, const Statistics& statistics) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const TypedKernels<Real>& kernels = typed(kReal);
     const Offsets at = row_part(row, {0, 0});
     const Range live = reached(at, dim);
@@ -625,68 +626,67 @@ class Launch {
     const std::int64_t count = std::max<std::int64_t>(live.size(), 0);
     if (count > 0) {
       const bool narrowed = problem_.result != kReal;
-      void* const to = narrowed ? values : result;
+      void* const to = narrowed ? scratch.tile : result;
       if (!reads_in_place()) load_rows(at, {}, 1, live, count);
       if (forward())
-        kernels.row_finish(count, values, largest, total, to);
+        kernels.row_finish(count, scratch.tile, largest, total, to);
       else if (reads_in_place())
         kernels.row_gradient({.dim = count}, grad_at(at[kGrad] + live.begin), source_at(at[kSource] + live.begin),
                              total, to);
       else
-        kernels.row_gradient({.dim = count}, values, output, total, to);
-      if (narrowed) kernels_.store[static_cast<int>(problem_.result)](values, {.columns = count}, result);
-      if (!std::isfinite(total)) clear_excluded(excluded, result, count);
+        kernels.row_gradient({.dim = count}, scratch.tile, scratch.output, total, to);
+      if (narrowed) kernels_.store[static_cast<int>(problem_.result)](scratch.tile, {.columns = count}, result);
+      if (!std::isfinite(total)) clear_excluded(scratch.excluded, result, count);
     }
     fill(element(result, count), problem_.result, dim.size() - count, nothing());
   }
 
   // A tile of columns, once its elements are loaded. Returns whether a result may be NaN where it should not.
   bool fuse_tile(Range rows, Range dim) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const Fused& fused = problem_.fused;
     const std::int64_t size = dim.size() * tiling_.positions_per_tile;
     if (fused.mask)
       for_windows(kMask, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
-        exclude(window, offset, excluded + at);
+        exclude(window, offset, scratch.excluded + at);
       });
     else
-      std::fill_n(excluded, size, 0);
+      std::fill_n(scratch.excluded, size, 0);
     if (fused.causal)
       for_windows(kRow, rows, dim, [&](std::int64_t row, const Window& window, std::int64_t at) {
         for (std::int64_t i = 0; i < window.rows; ++i)
           for (std::int64_t column = 0; column < window.columns; ++column)
             if (dim.begin + i > row + column * window.column_stride + fused.diagonal)
-              excluded[at + i * window.tile_stride + column] = 1;
+              scratch.excluded[at + i * window.tile_stride + column] = 1;
       });
     if (fused.bias)
       for_windows(kBias, rows, dim, [&](std::int64_t offset, const Window& window, std::int64_t at) {
-        add_bias(window, offset, output + at);
+        add_bias(window, offset, scratch.output + at);
       });
-    return fuse(size, excluded);
+    return fuse(size, scratch.excluded);
   }
 
   void whole_fused_columns(const View& view, std::int64_t tile) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const Range dim = part_of_dim(0);
     const Living living = living_columns(dim, view.columns.width);
     if (forward())
-      view.kernels.column_forward(view.columns, view.source, output, view.result);
+      view.kernels.column_forward(view.columns, view.source, scratch.output, view.result);
     else
       view.kernels.column_backward(view.columns, view.grad, view.source, view.result);
-    mend_columns(dim, view.columns.width, view.unbounded,
-                 [&](std::int64_t i) { return living[static_cast<std::size_t>(i)]; });
+    mend_columns(dim, view.columns.width, view.unbounded, [&](std::int64_t i) { return living[i]; });
     close(view, tile, 0);
   }
 
   // Of each column of the tile, as it was fused: whether anything that counts is left. Row after row, until all are
   // known.
-  using Living = std::array<bool, kComfortable>;
+  using Living = Array<bool, kComfortable>;
   Living living_columns(Range dim, std::int64_t width) const {
     Living living{};
     const Counts counts = this->counts();
     for (std::int64_t i = 0; i < dim.size(); ++i) {
       for (std::int64_t column = 0; column < width; ++column)
-        living[static_cast<std::size_t>(column)] |= counts(i * tiling_.positions_per_tile + column);
+        living[column] |= counts(i * tiling_.positions_per_tile + column);
       if (i % 16 == 0 && std::all_of(living.begin(), living.begin() + width, std::identity())) break;
     }
     return living;
@@ -695,14 +695,14 @@ class Launch {
   // The tile's results; `unbounded`: they may be NaN.
   template <typename IsLiving>
   void mend_columns(Range dim, std::int64_t width, bool unbounded, const IsLiving& is_living) const {
-    auto& [values, output, packed, max, sum, excluded] = Scratch<Real>::of_thread();
+    Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const std::int64_t stride = tiling_.positions_per_tile;
     if (unbounded)
       for (std::int64_t i = 0; i < dim.size() * stride; ++i)
-        if (excluded[i]) values[i] = value_of(nothing());
+        if (scratch.excluded[i]) scratch.tile[i] = value_of(nothing());
     for (std::int64_t column = 0; column < width; ++column)
       if (!is_living(column))
-        for (std::int64_t i = 0; i < dim.size(); ++i) values[i * stride + column] = value_of(dead_row());
+        for (std::int64_t i = 0; i < dim.size(); ++i) scratch.tile[i * stride + column] = value_of(dead_row());
   }
 
   const Problem& problem_;

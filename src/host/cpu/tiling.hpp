@@ -2,7 +2,6 @@
 // not. The cut depends on the problem alone, never on the number of threads, and so do the bits of the result.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "ndsoftmax/plan.hpp"
@@ -19,7 +18,7 @@ struct Tiling {
   };
 
   Shape shape = Shape::columns;
-  std::array<Group, 2 * kMaxGroups> positions{};  // what is not normalized over, the last group runs fastest
+  Array<Group, 2 * kMaxGroups> positions{};  // what is not normalized over, the last group runs fastest
   int rank = 0;
   std::int64_t positions_size = 1;
   std::int64_t run = 1;  // positions that tiles do not reach across, so that a tile's columns are neighbours in memory

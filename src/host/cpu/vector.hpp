@@ -119,8 +119,8 @@ Register load_first(const Element* from, int count) {
 #endif
   const int bytes = count * static_cast<int>(sizeof(Element));
   if constexpr (sizeof(Register) == 32) {
-    const int lower = bytes < 16 ? bytes : 16;
-    const auto low = load_bytes(from, lower), high = load_bytes(from + lower / sizeof(Element), bytes - lower);
+    const int half = 16 / static_cast<int>(sizeof(Element)), lower = bytes < 16 ? bytes : 16;
+    const auto low = load_bytes(from, lower), high = load_bytes(from + (count < half ? count : half), bytes - lower);
     return (Register)VectorN<std::uint64_t, 4>{low[0], low[1], high[0], high[1]};
   } else if constexpr (sizeof(Register) == 16) {
     return (Register)load_bytes(from, bytes);

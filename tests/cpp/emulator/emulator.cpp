@@ -155,9 +155,9 @@ void sync_block() { wait(block->barrier); }
 void sync_warp(const void* mine, void* others, int bytes, int lane_mask) {
   Warp& warp = block->warps[block->running / kWarp];
   const unsigned lane = block->running % kWarp;
-  std::memcpy(warp.slots[lane], mine, bytes);
+  std::memcpy(warp.slots[lane], mine, static_cast<std::size_t>(bytes));
   wait(warp.barrier);
-  std::memcpy(others, warp.slots[lane ^ lane_mask], bytes);
+  std::memcpy(others, warp.slots[lane ^ static_cast<unsigned>(lane_mask)], static_cast<std::size_t>(bytes));
   wait(warp.barrier);
 }
 
