@@ -127,13 +127,20 @@ Vector<Real> gradient_of(Vector<Real> grad, Vector<Real> output, Vector<Real> su
 
 // ------------------------------------------------------------------------------------------------ packed rows
 
+template <int count, typename Body>
+void unrolled(const Body& body) {
+  [&]<int... i>(std::integer_sequence<int, i...>) { (body(i), ...); }(std::make_integer_sequence<int, count>());
+}
+
 // Rows side by side in `vectors` vectors, or several in one: each in a group of lanes. A turn is as many as a vector
-// has room for. spread() says where take() finds the vectors of a turn, put() stores them in scratch memory, and
-// gather() says where all results are then.
+// has room for. spread() says where take() finds the vectors of a turn, and gathered() where put() leaves them;
+// gather() then brings them where they belong.
 #if defined(__AVX2__)
 
-// A turn is loaded as it lies, and one permutation gives each of its rows a group. Whole vectors are stored, and what
-// is too much is overwritten by the next turn: after a masked store, loads and stores beside it would wait.
+// A turn is loaded as it lies, and one permutation gives each of its rows a group; one that has the vector to itself is
+// permuted, too, or GCC would mask the load, which takes twice as long (AVX-512). Whole vectors are stored, and what is
+// too much is overwritten by the next turn: after a masked store, loads and stores beside it would wait. Only the last
+// turns read and write no more than there is.
 template <typename Real, int group, int vectors>
 class PackedRows {
  public:
@@ -150,23 +157,30 @@ class PackedRows {
   std::int64_t turns() const { return (rows_ + kRows - 1) / kRows; }
   const Real* spread(const Real* from, Real*) const { return from; }
   void take(const Real* from, std::int64_t turn, Vector<Real> (&x)[vectors]) const {
-    const std::int64_t first = turn * kRows * dim_;
-    for (int v = 0; v < vectors; ++v) {
-      const std::int64_t at = first + v * kLanes<Real>, left = rows_ * dim_ - at;
+    unrolled<vectors>([&](int v) {
+      const std::int64_t at = first_of(turn, v), left = rows_ * dim_ - at;
       x[v] = left >= kLanes<Real> ? load<Vector<Real>>(from + at)
                                   : load_first<Vector<Real>>(from + at, static_cast<int>(left));
-    }
-    if constexpr (group < kLanes<Real>) x[0] = permuted<Real>(x[0], spread_);
+      if constexpr (vectors == 1) x[v] = permuted<Real>(x[v], spread_);
+    });
   }
-  void put(Real* scratch, std::int64_t turn, const Vector<Real> (&x)[vectors]) const {
-    for (int v = 0; v < vectors; ++v)
-      store(scratch + turn * kRows * dim_ + v * kLanes<Real>,
-            group < kLanes<Real> ? permuted<Real>(x[v], gather_) : x[v]);
+  Real* gathered(Real* result, Real*) const { return result; }
+  void put(Real* result, std::int64_t turn, const Vector<Real> (&x)[vectors]) const {
+    unrolled<vectors>([&](int v) {
+      const std::int64_t at = first_of(turn, v), left = rows_ * dim_ - at;
+      const Vector<Real> value = group < kLanes<Real> ? permuted<Real>(x[v], gather_) : x[v];
+      if (left >= kLanes<Real>)
+        store(result + at, value);
+      else
+        store_first(result + at, value, static_cast<int>(left));
+    });
   }
-  const Real* gather(const Real* scratch, Real*) const { return scratch; }
+  void gather(const Real*, Real*) const {}
 
  private:
   static constexpr int kRows = kLanes<Real> / group;  // of a turn
+
+  std::int64_t first_of(std::int64_t turn, int v) const { return turn * kRows * dim_ + v * kLanes<Real>; }
 
   std::int64_t rows_;
   int dim_;
@@ -175,8 +189,8 @@ class PackedRows {
 
 #else
 
-// Through scratch memory. Whole groups are copied, and what is too much is overwritten by the next row or lies in the
-// room after the tile.
+// Through scratch memory. Whole groups are copied, and what is too much is overwritten by the next row; of the last row
+// what there is.
 template <typename Real, int group, int vectors>
 class PackedRows {
  public:
@@ -186,27 +200,28 @@ class PackedRows {
 
   std::int64_t turns() const { return (rows_ * kWidth + kStep - 1) / kStep; }
   const Real* spread(const Real* from, Real* scratch) const {
-    for (std::int64_t row = 0; row < rows_; ++row)
-      for (int at = 0; at < kWidth; at += group)
-        store(scratch + row * kWidth + at, load<VectorN<Real, group>>(from + row * dim_ + at));
+    each_row(from, dim_, scratch, kWidth);
     return scratch;
   }
   void take(const Real* from, std::int64_t turn, Vector<Real> (&x)[vectors]) const {
     for (int v = 0; v < vectors; ++v) x[v] = load<Vector<Real>>(from + turn * kStep + v * kLanes<Real>);
   }
+  Real* gathered(Real*, Real* scratch) const { return scratch; }
   void put(Real* scratch, std::int64_t turn, const Vector<Real> (&x)[vectors]) const {
     for (int v = 0; v < vectors; ++v) store(scratch + turn * kStep + v * kLanes<Real>, x[v]);
   }
-  const Real* gather(const Real* scratch, Real* tile) const {
-    for (std::int64_t row = 0; row < rows_; ++row)
-      for (int at = 0; at < kWidth; at += group)
-        store(tile + row * dim_ + at, load<VectorN<Real, group>>(scratch + row * kWidth + at));
-    return tile;
-  }
+  void gather(const Real* scratch, Real* result) const { each_row(scratch, kWidth, result, dim_); }
 
  private:
   static constexpr int kWidth = group * vectors;
   static constexpr int kStep = vectors * kLanes<Real>;  // elements of a turn: of one row, or of several
+
+  void each_row(const Real* from, int from_step, Real* to, int to_step) const {
+    for (std::int64_t row = 0; row < rows_ - 1; ++row)
+      for (int at = 0; at < kWidth; at += group)
+        store(to + row * to_step + at, load<VectorN<Real, group>>(from + row * from_step + at));
+    for (int at = 0; at < dim_; ++at) to[(rows_ - 1) * to_step + at] = from[(rows_ - 1) * from_step + at];
+  }
 
   std::int64_t rows_;
   int dim_;
@@ -221,9 +236,10 @@ Integers<Real> packed_lanes(int dim) {
 }
 
 template <Operation operation, int group, int vectors, typename Real>
-[[gnu::flatten]] const Real* packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile) {
+[[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* result) {
   const PackedRows<Real, group, vectors> layout(rows, dim);
   const Real* const from = layout.spread(source, scratch);
+  Real* const to = layout.gathered(result, scratch);
   const auto present = packed_lanes<Real, group, vectors>(dim);
   for (std::int64_t turn = 0; turn < layout.turns(); ++turn) {
     Vector<Real> x[vectors], e[vectors];
@@ -240,17 +256,18 @@ template <Operation operation, int group, int vectors, typename Real>
     for (int v = 1; v < vectors; ++v) sum += e[v];
     const Vector<Real> factor = factor_of<operation, Real>(group_sum<group, Real>(sum));
     for (int v = 0; v < vectors; ++v) x[v] = operation == Operation::softmax ? e[v] * factor : x[v] - factor;
-    layout.put(scratch, turn, x);
+    layout.put(to, turn, x);
   }
-  return layout.gather(scratch, tile);
+  layout.gather(to, result);
 }
 
 template <Operation operation, int group, int vectors, typename Real>
-[[gnu::flatten]] const Real* packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output,
-                                             Real* scratch, Real* tile) {
+[[gnu::flatten]] void packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
+                                      Real* result) {
   const PackedRows<Real, group, vectors> layout(rows, dim);
   const Real* const grads = layout.spread(grad, scratch);
   const Real* const outputs = layout.spread(output, scratch + rows * group * vectors + kLanes<Real>);
+  Real* const to = layout.gathered(result, scratch);
   const auto present = packed_lanes<Real, group, vectors>(dim);
   for (std::int64_t turn = 0; turn < layout.turns(); ++turn) {
     Vector<Real> g[vectors], y[vectors], sum{};
@@ -262,9 +279,9 @@ template <Operation operation, int group, int vectors, typename Real>
     }
     sum = group_sum<group, Real>(sum);
     for (int v = 0; v < vectors; ++v) g[v] = gradient_of<operation, Real>(g[v], y[v], sum);
-    layout.put(scratch, turn, g);
+    layout.put(to, turn, g);
   }
-  return layout.gather(scratch, tile);
+  layout.gather(to, result);
 }
 
 // ------------------------------------------------------------------------------------------------ rows
@@ -840,26 +857,26 @@ inline constexpr int kPackedVectors = 2;
 
 // The fewest lanes, a power of two or whole vectors, that hold a packed row.
 template <Operation operation, typename Real, int group = 1, int vectors = 1>
-const Real* any_packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile) {
+void any_packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* result) {
   if constexpr (group < kLanes<Real>) {
-    if (dim > group) return any_packed_forward<operation, Real, group * 2>(rows, dim, source, scratch, tile);
+    if (dim > group) return any_packed_forward<operation, Real, group * 2>(rows, dim, source, scratch, result);
   } else if constexpr (vectors < kPackedVectors) {
     if (dim > group * vectors)
-      return any_packed_forward<operation, Real, group, vectors + 1>(rows, dim, source, scratch, tile);
+      return any_packed_forward<operation, Real, group, vectors + 1>(rows, dim, source, scratch, result);
   }
-  return packed_forward<operation, group, vectors>(rows, dim, source, scratch, tile);
+  return packed_forward<operation, group, vectors>(rows, dim, source, scratch, result);
 }
 
 template <Operation operation, typename Real, int group = 1, int vectors = 1>
-const Real* any_packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
-                                Real* tile) {
+void any_packed_backward(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
+                         Real* result) {
   if constexpr (group < kLanes<Real>) {
-    if (dim > group) return any_packed_backward<operation, Real, group * 2>(rows, dim, grad, output, scratch, tile);
+    if (dim > group) return any_packed_backward<operation, Real, group * 2>(rows, dim, grad, output, scratch, result);
   } else if constexpr (vectors < kPackedVectors) {
     if (dim > group * vectors)
-      return any_packed_backward<operation, Real, group, vectors + 1>(rows, dim, grad, output, scratch, tile);
+      return any_packed_backward<operation, Real, group, vectors + 1>(rows, dim, grad, output, scratch, result);
   }
-  return packed_backward<operation, group, vectors>(rows, dim, grad, output, scratch, tile);
+  return packed_backward<operation, group, vectors>(rows, dim, grad, output, scratch, result);
 }
 
 template <Operation operation, typename Real>

@@ -47,15 +47,14 @@ struct SeenGradient {
   bool unbounded;  // some gradient is infinite or NaN, or an output NaN
 };
 
-// Into a tile.
+// Of elements that are Real.
 template <typename Real>
 struct TileKernels {
-  // Rows that follow each other without a gap, dim <= packed_dim; returns where the results are, in scratch or the
-  // tile. What is read is followed by room for one row, and so is the tile; scratch holds whole vectors for every row,
-  // and twice that for backward, whose grad may lie in the tile.
-  const Real* (*packed_forward)(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* tile);
-  const Real* (*packed_backward)(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
-                                 Real* tile);
+  // Rows that follow each other without a gap, dim <= packed_dim. The result lies apart from what is read; scratch
+  // holds whole vectors for every row, and twice that for backward.
+  void (*packed_forward)(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* result);
+  void (*packed_backward)(std::int64_t rows, int dim, const Real* grad, const Real* output, Real* scratch,
+                          Real* result);
 };
 
 // Of elements of one type, in and out.

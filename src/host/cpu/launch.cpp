@@ -59,10 +59,11 @@ bool is_streamed(const Problem& problem) {
 // What a thread works in; kept, because fresh memory costs more than the work on it.
 template <typename Real>
 struct Scratch {
-  static constexpr std::int64_t kRoom = 1024;  // packed tiles and the last vectors reach past their end
+  static constexpr std::int64_t kRoom = 1024;  // the last vectors reach past their end
   alignas(64) Real tile[kTile + kRoom];
   alignas(64) Real output[kTile + kRoom];
   alignas(64) Real packed[2 * kComfortable + kRoom];
+  alignas(64) Real result[kComfortable];
   alignas(64) Real max[kComfortable + kRoom];
   alignas(64) Real sum[kComfortable + kRoom];
   alignas(64) unsigned char excluded[kTile + kRoom];
@@ -210,21 +211,22 @@ class Launch {
   void whole_packed(Range rows) const {
     Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const int dim = static_cast<int>(problem_.dim.size);
+    const std::int64_t first = rows.begin * dim;
     const Window window{.columns = rows.size() * dim};
-    // Where they are Real, and more rows follow, which no other thread writes, elements are read where they lie.
     const bool overwritten = addresses_.result == addresses_.source || addresses_.result == addresses_.grad;
-    const bool in_place = problem_.source == kReal && rows.end < tiling_.positions_size && !overwritten;
     const auto loaded = [&](const void* from, Real* to) -> const Real* {
-      if (in_place) return static_cast<const Real*>(from);
+      if (problem_.source == kReal && !overwritten) return static_cast<const Real*>(from);
       kernels_.load[static_cast<int>(problem_.source)](from, window, to);
       return to;
     };
-    const Real* const source = loaded(source_at(rows.begin * dim), scratch.output);
-    const Real* const results =
-        forward() ? tile_kernels_.packed_forward(rows.size(), dim, source, scratch.packed, scratch.tile)
-                  : tile_kernels_.packed_backward(rows.size(), dim, loaded(grad_at(rows.begin * dim), scratch.tile),
-                                                  source, scratch.packed, scratch.tile);
-    kernels_.store[static_cast<int>(problem_.result)](results, window, result_at(rows.begin * dim));
+    const Real* const source = loaded(source_at(first), scratch.output);
+    Real* const result = problem_.result == kReal ? static_cast<Real*>(result_at(first)) : scratch.result;
+    if (forward())
+      tile_kernels_.packed_forward(rows.size(), dim, source, scratch.packed, result);
+    else
+      tile_kernels_.packed_backward(rows.size(), dim, loaded(grad_at(first), scratch.tile), source, scratch.packed,
+                                    result);
+    if (problem_.result != kReal) kernels_.store[static_cast<int>(problem_.result)](result, window, result_at(first));
   }
 
   void whole_rows(Range rows) const {
