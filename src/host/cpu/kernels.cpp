@@ -288,6 +288,7 @@ template <Operation operation, int group, int vectors, typename Real>
 
 inline constexpr int kUnroll = 4;             // chains of dependent operations kept apart
 inline constexpr std::int64_t kBlock = 2048;  // elements that stay in the first cache from one step to the next
+inline constexpr std::int64_t kStage = 512;   // ... where the steps are a few instructions
 
 template <typename Real>
 struct Accumulators {
@@ -394,7 +395,6 @@ int head_of(const Element* row, std::int64_t dim) {
 // streamed: past the caches (see Rows).
 template <bool exponential, typename Real, typename Element, typename Body>
 void write_row(std::int64_t dim, Element* result, bool streamed, const Body& body) {
-  constexpr std::int64_t kStage = 512;
   constexpr int lanes = kLanes<Real>;
   if (dim < kStage / 2 || !(streamed || (exponential && sizeof(Element) < sizeof(Real)))) {
     const int head = head_of<Real>(result, dim);
@@ -422,12 +422,43 @@ void write_row(std::int64_t dim, Element* result, bool streamed, const Body& bod
   }
 }
 
+// body(place in a tile, chain, x) for each vector of a row. Of bfloat16, neighbouring vectors in a tile are
+// interleaved.
+template <typename Real, typename Element, typename Body>
+void read_row(std::int64_t dim, const Element* source, Real padding, const Body& body) {
+  const auto one = [&](std::int64_t i, int chain, auto count) {
+    body(i, chain, read<Real>(source + i, count, padding));
+  };
+  if constexpr (std::is_same_v<Element, BFloat16>) {
+    const auto two = [&](std::int64_t i, int chain) {
+      const auto x = Interleaved::load(source + i);
+      body(i, chain, x.even);
+      body(i + kLanes<Real>, chain + 1, x.odd);
+    };
+    for_interleaved(dim, 0, two, one);
+  } else {
+    for_vectors<Real>(dim, one);
+  }
+}
+
+// Writes body(x) for each vector x of a tile that read_row() filled.
+template <typename Real, typename Element, typename Body>
+void store_read_row(std::int64_t dim, const Real* tile, Element* result, const Body& body) {
+  const auto at = [&](std::int64_t i) { return body(load<Vector<Real>>(tile + i)); };
+  const auto one = [&](std::int64_t i, int, auto count) { write<Real>(result + i, at(i), count); };
+  if constexpr (std::is_same_v<Element, BFloat16>) {
+    const auto two = [&](std::int64_t i, int) { Interleaved{at(i), at(i + kLanes<Real>)}.store(result + i); };
+    for_interleaved(dim, 0, two, one);
+  } else {
+    for_vectors<Real>(dim, one);
+  }
+}
+
 // Copies a row to the tile, in whole vectors; its maximum comes back in every lane.
 template <typename Real, typename Element>
 Vector<Real> row_load(std::int64_t dim, const Element* source, Real* tile) {
   Accumulators<Real> max(-kInfinity<Real>);
-  for_vectors<Real>(dim, [&](std::int64_t i, int chain, auto count) {
-    const Vector<Real> x = read<Real>(source + i, count, -kInfinity<Real>);
+  read_row(dim, source, -kInfinity<Real>, [&](std::int64_t i, int chain, Vector<Real> x) {
     max.part[chain] = larger(max.part[chain], x);
     store(tile + i, x);
   });
@@ -477,10 +508,8 @@ template <Operation operation, typename Real, typename Element>
     store(statistics, factor_of<operation, Real>(load<Vector<Real>>(statistics)));
     for (std::int64_t row = 0; row < count; ++row) {
       const Vector<Real> factor = broadcast(statistics[row]);
-      for_vectors<Real>(rows.dim, [&](std::int64_t i, int, auto part) {
-        const Vector<Real> x = load<Vector<Real>>(tile + row * width + i);
-        write<Real>(to + row * rows.stride[kResult] + i, softmax ? x * factor : x - factor, part);
-      });
+      store_read_row<Real>(rows.dim, tile + row * width, to + row * rows.stride[kResult],
+                           [&](Vector<Real> x) { return softmax ? x * factor : x - factor; });
     }
     from += count * rows.stride[kSource];
     to += count * rows.stride[kResult];
@@ -511,10 +540,18 @@ template <Operation operation, typename Real, typename Element>
   const auto* from = static_cast<const Element*>(source);
   auto* to = static_cast<Element*>(result);
   const Vector<Real> factor = factor_of<operation, Real>(broadcast(sum));
-  write_row<operation == Operation::softmax, Real>(dim, to, false, [&](std::int64_t i, auto count) {
-    const Vector<Real> shifted = read<Real>(from + i, count, Real(0)) - max;
-    return operation == Operation::softmax ? exp<Real>(shifted) * factor : shifted - factor;
-  });
+  const auto result_of = [&](Vector<Real> x) {
+    return operation == Operation::softmax ? exp<Real>(x - max) * factor : x - max - factor;
+  };
+  if constexpr (sizeof(Element) == sizeof(Real))
+    return write_row<false, Real>(
+        dim, to, false, [&](std::int64_t i, auto count) { return result_of(read<Real>(from + i, count, Real(0))); });
+  alignas(kVectorBytes) Real stage[kStage];  // in two steps, as write_row
+  for (std::int64_t first = 0; first < dim; first += kStage) {
+    const std::int64_t size = dim - first < kStage ? dim - first : kStage;
+    read_row(size, from + first, Real(0), [&](std::int64_t i, int, Vector<Real> x) { store(stage + i, result_of(x)); });
+    store_read_row(size, stage, to + first, [](Vector<Real> x) { return x; });
+  }
 }
 
 template <typename Element>
