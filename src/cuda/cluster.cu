@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
             if constexpr (kCount > 1)
               row.store_whole(element + i * apart, value);
             else
-              row.store(element, value);
+              row.store(element, 0, value);
           }
         });
       });

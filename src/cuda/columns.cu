@@ -204,7 +204,7 @@ class HeldColumns {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         lines[i] = line;
-        if (first + i < mine_) line.load(0, extras[i]);
+        if (first + i < mine_) line.load(0, 0, extras[i]);
         step(line);
       }
 #pragma unroll

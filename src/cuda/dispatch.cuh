@@ -126,6 +126,12 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   const bool whole = plan.passes == 1 && problem.dim.size % (std::int64_t{plan.threads_per_row} * plan.vector) == 0;
   arguments.fusing =
       fusing_of<Operation>(problem, pointers, problem.dim.groups[0], plan.ragged || plan.staged || !whole);
+  if constexpr (Operation::kFused) {
+    const Fused& fused = problem.fused;
+    const bool whole_vectors = !plan.ragged && !plan.staged && problem.dim.size % plan.vector == 0;
+    arguments.fusing.masks_vectors = whole_vectors && arguments.fusing.mask_step == 1 && fused.mask && !fused.bias &&
+                                     !fused.causal && fused.scale > 0;
+  }
   return arguments;
 }
 

@@ -25,7 +25,8 @@ struct Fusing<Operation, true> {
   const std::uint8_t *bias, *bias_end;  // null: none
   int mask_step, bias_step;             // from a neighbour to the next; 0: all have one
   bool cut;                             // lines may end before what a thread has of them
-  bool bias_is_real;                    // or else of the source's type
+  bool masks_vectors;  // all that is fused is a positive scale and a mask of rows of whole vectors, as words
+  bool bias_is_real;   // or else of the source's type
   bool causal;
   bool dead_rows_are_zero;
   unsigned mask_flip;  // 0: excluded where the mask is not 0. Excluded::kAll: where it is
@@ -69,7 +70,7 @@ struct Excluded {
 
  private:
   // The bits of a word from its k-th byte on.
-  __device__ __forceinline__ static unsigned from(int k) { return k <= 0 ? ~0u : k >= 4 ? 0 : ~0u << 8 * k; }
+  __device__ __forceinline__ static unsigned from(int k) { return shifted_left(~0u, k > 0 ? 8 * k : 0); }
 };
 
 // Bytes of a mask, as they were loaded: the words they lie in, of which the first may begin before them.
@@ -188,22 +189,26 @@ class FusedLine {
   }
 
   __device__ __forceinline__ Index reach() const { return reach_; }
+  __device__ __forceinline__ bool masks_vectors() const { return fusing_->masks_vectors; }
 
-  // Only loads, so that the loads of several vectors are under way together.
-  __device__ __forceinline__ void load(Index first, ExtrasOf& extras) const {
+  // Only loads, so that the loads of several vectors are under way together: of the neighbours that begin at
+  // first + further. (Apart, so that those of constants share an address.)
+  __device__ __forceinline__ void load(Index first, Index further, ExtrasOf& extras) const {
+    const Index at = first + further;
     if constexpr (N == 1) {
       extras.mask.words[0] =
-          fusing_->mask != nullptr && has(first) ? mask_[static_cast<std::int64_t>(first) * fusing_->mask_step] : 0;
+          fusing_->mask != nullptr && has(at) ? mask_[static_cast<std::int64_t>(at) * fusing_->mask_step] : 0;
       return;
     }
-    if (fusing_->mask == nullptr) return;
-    if (N >= 4 && mask_words_.has(first))
-      extras.mask.load(mask_ + first, shift_);
-    else if (fusing_->mask_step == 0)
-      extras.mask.words[0] = *mask_;
-    else
-      extras.mask.gather(mask_ + static_cast<std::int64_t>(first) * fusing_->mask_step, fusing_->mask_step, shift_,
-                         [&](int k) { return has(first + k); });
+    if (N >= 4 && mask_words_.has(at)) {
+      extras.mask.load(mask_ + first + further, shift_);
+    } else if (fusing_->mask != nullptr && at < reach_) {
+      if (fusing_->mask_step == 0)
+        extras.mask.words[0] = *mask_;
+      else
+        extras.mask.gather(mask_ + static_cast<std::int64_t>(at) * fusing_->mask_step, fusing_->mask_step, shift_,
+                           [&](int k) { return has(at + k); });
+    }
   }
 
   // The same of single elements that lie `step` apart, of which those before `end` exist, and resolve() after it.
@@ -275,6 +280,17 @@ class FusedLine {
         if (extras.excluded[k]) terms[k] = fusing_->operation.nothing();
   }
 
+  // resolve() and terms(), where Fusing::masks_vectors.
+  __device__ __forceinline__ void masked_terms(Index first, const ExtrasOf& extras, const Vec<Source, N>& source,
+                                               Term* terms) const {
+    auto excluded = extras.mask.excluded(shift_, fusing_->mask_flip);
+    if (first >= reach_) excluded = Excluded<N>::filled(Excluded<N>::kAll);
+    Vec<Source, N> included = source;
+    replace(included, excluded, fusing_->operation.nothing());
+#pragma unroll
+    for (int k = 0; k < N; ++k) terms[k] = included.widened(k) * fusing_->scale;
+  }
+
   // Puts terms in the place of what was loaded. Forward, 16 bits would round a bias and a scale: there, only nothing()
   // is put, and the scale, which must be positive, is left to who takes terms from it (scale_left()).
   __device__ __forceinline__ void apply(Index first, const ExtrasOf& extras, Vec<Source, N>& source,
@@ -317,9 +333,11 @@ class FusedLine {
     if (N >= 4 && fusing.mask != nullptr && fusing.mask_step == 1) {
       shift_ = MaskBytes<N>::shift_of(mask_ - phase);
       const int before = static_cast<int>(shift_ / 8), more = shift_ != 0 ? 4 - before : 0;
-      mask_words_ = Range{};
-      if (fusing.cut || shift_ != 0)
-        mask_words_ = range(fusing.mask - mask_ + before, fusing.mask_end - mask_ - N - more);
+      mask_words_ = Range{-N, reach_ - 1};
+      if (fusing.cut || shift_ != 0) {
+        const std::int64_t last = fusing.mask_end - mask_ - N - more;
+        mask_words_ = range(fusing.mask - mask_ + before, last < reach_ ? last : reach_ - 1);
+      }
     } else {
       mask_words_ = Range{0, -1};
     }

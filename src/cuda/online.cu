@@ -46,7 +46,7 @@ __device__ __forceinline__ void write_step(const RowArguments<Operation>& argume
         if (here >= end) continue;
         row.resolve(raw[k], here);
         row.terms(raw[k], here, terms);
-        row.store(here, value);
+        row.store(here, 0, value);
         row.clean(here, 0, 1, finish);
       }
     }

@@ -24,7 +24,7 @@ struct KernelAxis {
   static constexpr bool kMayDivideFast = kCount > kWhole;  // axes of more than one group are common with masks
 
   int rank;
-  bool divides_fast;  // indices and sizes are below 2^31
+  bool divides_fast;  // indices, sizes and strides are below 2^31
   struct {
     std::int64_t size;
     std::int64_t stride[kCount];
@@ -39,8 +39,10 @@ struct KernelAxis {
       auto& here = groups[group];
       here.size = axis.groups[group].size;
       std::copy_n(axis.groups[group].stride.begin(), kCount, here.stride);
-      if (divides_fast) here.divider = work::Divider(here.size);
+      for (const std::int64_t stride : here.stride) divides_fast = divides_fast && std::in_range<int>(stride);
     }
+    for (int group = 0; divides_fast && group < rank; ++group)
+      groups[group].divider = work::Divider(groups[group].size);
   }
 };
 
@@ -98,7 +100,8 @@ __device__ __forceinline__ Offsets<kCount> offsets_in(const KernelAxis<kCount>& 
       const auto& here = axis.groups[group];
       const int rest = here.divider.quotient(left), within = left - rest * here.divider.size;
 #pragma unroll
-      for (int operand = 0; operand < kCount; ++operand) offsets.at[operand] += within * here.stride[operand];
+      for (int operand = 0; operand < kCount; ++operand)
+        offsets.at[operand] += std::int64_t{within} * static_cast<int>(here.stride[operand]);
       left = rest;
     }
     return offsets;
@@ -212,13 +215,12 @@ class Row {
     if (!kMayBeRagged || vectors_only_) {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
-        const Index at = first + item * step;
-        if (at >= end) {
+        if (first + item * step >= end) {
           raw[item] = nothing();
           continue;
         }
-        raw[item].source = Vec<Source, kVector>::load(source_ + at);
-        if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + at);
+        raw[item].source = Vec<Source, kVector>::load(source_ + first + item * step);
+        if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + first + item * step);
       }
     } else {
 #pragma unroll
@@ -235,8 +237,7 @@ class Row {
       fused_.load(first, step, end, raw);
     else if constexpr (Operation::kFused)
 #pragma unroll
-      for (int item = 0; item < kVectors; ++item)
-        if (first + item * step < end) fused_.load(first + item * step, raw[item].extras);
+      for (int item = 0; item < kVectors; ++item) fused_.load(first, item * step, raw[item].extras);
   }
 
   // The same of vectors that all lie within the row, of operations that fuse nothing.
@@ -279,21 +280,46 @@ class Row {
     }
   }
 
+  // Those of vectors that begin at first, first + step, …, of which there are `live`; resolves them.
+  template <int kVectors>
+  __device__ __forceinline__ void resolved_terms(Raw (&raw)[kVectors], Index first, Index step, int live,
+                                                 Term* all) const {
+    const auto each = [&](const auto& terms_of) {
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) {
+        if (item >= live) break;
+        terms_of(raw[item], first + item * step, all + item * kVector);
+      }
+    };
+    if constexpr (Operation::kFused && !kBackward && kVector >= 4)
+      if (fused_.masks_vectors())
+        return each([&](const Raw& raw, Index at, Term* of) { fused_.masked_terms(at, raw.extras, raw.source, of); });
+    each([&](Raw& raw, Index at, Term* of) {
+      resolve(raw, at);
+      terms(raw, at, of);
+    });
+  }
+
   // A vector that lies within the row.
   template <typename Values>
   __device__ __forceinline__ void store_whole(Index first, const Values& value) const {
     Vec<Result, kVector>::narrowed(value).store(result_ + first);
   }
+  // One that begins at first + further, or what of it lies within the row.
   template <typename Values>
-  __device__ __forceinline__ void store(Index first, const Values& value) const {
-    if (first >= dim_) return;
+  __device__ __forceinline__ void store(Index first, Index further, const Values& value) const {
+    const Index at = first + further;
+    if (at >= dim_) return;
     const auto vector = Vec<Result, kVector>::narrowed(value);
-    if (whole(first)) {
-      vector.store(result_ + first);
+    Result* const to = result_ + first + further;
+    if (whole(at)) {
+      vector.store(to);
     } else {
+      const unsigned inside = shifted_left(~0u, at < 0 ? static_cast<int>(-at) : 0) &
+                              ~shifted_left(~0u, dim_ - at < kVector ? static_cast<int>(dim_ - at) : kVector);
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
-        if (inside(first + k)) vector.extract(k, result_ + first + k);
+        if ((inside & 1u << k) != 0) vector.extract(k, to + k);
     }
   }
 
@@ -381,14 +407,13 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
     if (r >= turns) break;
     const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
     Term terms[kRaw ? kVector : kVectors * kVector];
-#pragma unroll
-    for (int item = 0; item < kVectors; ++item) {
-      if (item >= arguments.live) break;
-      row[r].resolve(raw[r][item], first + item * step);
-      if constexpr (!kRaw) row[r].terms(raw[r][item], first + item * step, terms + item * kVector);
-    }
     typename Operation::State held;
     if constexpr (kRaw) {
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) {
+        if (item >= arguments.live) break;
+        row[r].resolve(raw[r][item], first + item * step);
+      }
       operation.raise(held, raw[r], team);
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
@@ -398,6 +423,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       }
       operation.total(held, team);
     } else {
+      row[r].resolved_terms(raw[r], first, step, arguments.live, terms);
       held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, arguments.live, team);
     }
     const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
@@ -407,7 +433,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
         if (item >= arguments.live) break;
         if constexpr (kRaw) row[r].terms(raw[r][item], first + item * step, terms);
         const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
-        row[r].store(first + item * step,
+        row[r].store(first, item * step,
                      [&](int k) { return kRaw ? finish.again(of_item[k], log) : finish(of_item[k], log); });
       }
     });

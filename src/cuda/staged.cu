@@ -136,7 +136,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
       for (int group = 0; group < kItems * kWord; group += kSome) {
         Extras<Operation, 1> extras[kSome];
 #pragma unroll
-        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) fused.load(element(group + i), extras[i]);
+        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) fused.load(element(group + i), 0, extras[i]);
 #pragma unroll
         for (int i = group; i < group + kSome && i < kItems * kWord; ++i) {
           make_term(i);

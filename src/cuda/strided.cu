@@ -90,7 +90,7 @@ class Columns {
   }
   // Only what is fused.
   __device__ __forceinline__ void load(Index base, int item, Extras<Operation, kVector>& extras) const {
-    if constexpr (Operation::kFused) line(offset_of(base, item)).load(0, extras);
+    if constexpr (Operation::kFused) line(offset_of(base, item)).load(0, 0, extras);
   }
   // Where the source or the gradient of an element is.
   template <int kOperand>

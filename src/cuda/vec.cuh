@@ -15,6 +15,16 @@ namespace ndsoftmax::cuda {
 template <typename T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+// By more than 31 bits: 0.
+__device__ __forceinline__ unsigned shifted_left(unsigned x, int bits) {
+#if defined(__CUDACC__)
+  asm("shl.b32 %0, %0, %1;" : "+r"(x) : "r"(bits));
+  return x;
+#else
+  return bits > 31 ? 0 : x << bits;
+#endif
+}
+
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
