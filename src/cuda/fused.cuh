@@ -200,15 +200,16 @@ class FusedLine {
           fusing_->mask != nullptr && has(at) ? mask_[static_cast<std::int64_t>(at) * fusing_->mask_step] : 0;
       return;
     }
-    if (N >= 4 && mask_words_.has(at)) {
+    if (fusing_->mask == nullptr) return;
+    if (N >= 4 && mask_words_.has(at))
       extras.mask.load(mask_ + first + further, shift_);
-    } else if (fusing_->mask != nullptr && at < reach_) {
-      if (fusing_->mask_step == 0)
-        extras.mask.words[0] = *mask_;
-      else
-        extras.mask.gather(mask_ + static_cast<std::int64_t>(at) * fusing_->mask_step, fusing_->mask_step, shift_,
-                           [&](int k) { return has(at + k); });
-    }
+    else if (at >= reach_)
+      return;
+    else if (fusing_->mask_step == 0)
+      extras.mask.words[0] = *mask_;
+    else
+      extras.mask.gather(mask_ + static_cast<std::int64_t>(at) * fusing_->mask_step, fusing_->mask_step, shift_,
+                         [&](int k) { return has(at + k); });
   }
 
   // The same of single elements that lie `step` apart, of which those before `end` exist, and resolve() after it.
