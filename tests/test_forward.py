@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
+
 import ndsoftmax
 import pytest
 import torch
@@ -124,3 +128,28 @@ def test_out_begins_anywhere_and_ends_where_it_ends(device: str, dtype: torch.dt
             assert_forward(out, x, -1, log=log)
             assert (room[:offset] == 3).all()
             assert (room[offset + 7 * dim :] == 3).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="guards pages by Linux's mprotect")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_short_rows_touch_no_other_memory(dtype: torch.dtype) -> None:
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 3 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for guard in (address, address + 2 * page):  # reading there ends the process
+        assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(guard), page, 0) == 0
+    elements = page // dtype.itemsize
+    values = torch.frombuffer(memory, dtype=dtype, count=elements, offset=page)
+    values.copy_(torch.randn(elements))
+    for dim in range(1, 41):
+        for rows in (1, 2, 3, 12, elements // dim):
+            for at in (0, elements - rows * dim):  # right after a guard, right before one
+                x = values[at : at + rows * dim].view(rows, dim)
+                out = torch.full((elements,), 7, dtype=dtype)
+                got = ndsoftmax.softmax(x, -1, out=out[at : at + rows * dim].view(rows, dim))
+                torch.testing.assert_close(got, torch.softmax(x.double(), -1).to(dtype))
+                assert (out[:at] == 7).all()
+                assert (out[at + rows * dim :] == 7).all()
+                grad = ndsoftmax.ops.softmax_backward(x, got, -1)
+                y, g = got.double(), x.double()
+                torch.testing.assert_close(grad, (y * (g - (g * y).sum(-1, keepdim=True))).to(dtype))

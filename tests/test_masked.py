@@ -293,6 +293,18 @@ def test_masks_are_read_where_they_lie(device: str) -> None:
     assert torch.equal(ndsoftmax.masked_log_softmax(x, mask), ndsoftmax.log_softmax(x, mask=mask))
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-50, 1e-42, -1e-50])  # as float32: 0, 0, denormal, -0
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dim", [16, 40, 512, 1280, 50304])
+def test_scales_that_vanish_leave_what_is_excluded_out(device: str, dim: int, dtype: torch.dtype, scale: float) -> None:
+    x, mask = torch.randn(9, dim, device=device).to(dtype), torch.rand(9, dim, device=device) < 0.5
+    included = (~mask).double()
+    expected = included / included.sum(-1, keepdim=True)
+    torch.testing.assert_close(
+        ndsoftmax.softmax(x, -1, mask=mask, scale=scale).double(), expected, rtol=8e-3, atol=1e-7
+    )
+
+
 # ---- as a citizen of torch
 
 

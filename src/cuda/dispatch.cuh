@@ -130,7 +130,7 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
     const Fused& fused = problem.fused;
     const bool whole_vectors = !plan.ragged && !plan.staged && problem.dim.size % plan.vector == 0;
     arguments.fusing.masks_vectors = whole_vectors && arguments.fusing.mask_step == 1 && fused.mask && !fused.bias &&
-                                     !fused.causal && fused.scale > 0;
+                                     !fused.causal && arguments.fusing.scale > 0;  // nothing() · 0 would be NaN
   }
   return arguments;
 }

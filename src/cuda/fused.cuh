@@ -25,7 +25,7 @@ struct Fusing<Operation, true> {
   const std::uint8_t *bias, *bias_end;  // null: none
   int mask_step, bias_step;             // from a neighbour to the next; 0: all have one
   bool cut;                             // lines may end before what a thread has of them
-  bool masks_vectors;  // all that is fused is a positive scale and a mask of rows of whole vectors, as words
+  bool masks_vectors;  // all that is fused is a positive scale and a mask, of neighbours, of rows of whole vectors
   bool bias_is_real;   // or else of the source's type
   bool causal;
   bool dead_rows_are_zero;

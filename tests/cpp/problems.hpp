@@ -252,7 +252,7 @@ class Call {
     const int rank = static_cast<int>(case_.sizes.size());
     const bool last = rank > 1 && case_.dims == Ints{rank - 1};
     if (last && one_in(2)) fusion_.causal = one_in(2) ? Causal::upper_left : Causal::lower_right;
-    fusion_.scale = one_in(2) ? 1 : one_in(2) ? 0.5 : -1;
+    fusion_.scale = one_in(2) ? 1 : one_in(2) ? 0.5 : one_in(2) ? -1 : 1e-50;
     fusion_.mask_includes = one_in(2);
     fusion_.dead_rows_are_zero = one_in(2);
     if (one_in(2) || fusion_.causal == Causal::none) {
@@ -273,6 +273,11 @@ class Call {
     const std::int64_t columns = case_.sizes.back(), rows = case_.sizes[case_.sizes.size() - 2];
     const std::int64_t diagonal = fusion_.causal == Causal::lower_right ? columns - rows : 0;
     return index % columns <= index / columns % rows + diagonal;
+  }
+
+  // As kernels take it, which may be 0.
+  double scale() const {
+    return problem.source == DType::float64 ? fusion_.scale : static_cast<double>(static_cast<float>(fusion_.scale));
   }
 
   // For each element, a number that those of the same softmax share.
@@ -298,8 +303,8 @@ class Call {
       const auto index = static_cast<std::int64_t>(i);
       if (!(included[i] = includes(index))) continue;
       x[i] = source_.get(index);
-      g[i] = grad_.get(index) * fusion_.scale;
-      if (!backward()) x[i] = x[i] * fusion_.scale + (bias_ ? bias_->get(index, case_.sizes) : 0);
+      g[i] = grad_.get(index) * scale();
+      if (!backward()) x[i] = x[i] * scale() + (bias_ ? bias_->get(index, case_.sizes) : 0);
       max[rows_[i]] = std::max(max[rows_[i]], x[i]);
       if (x[i] != (backward() ? empty() : -INFINITY)) living[rows_[i]] = true;
     }

@@ -133,7 +133,7 @@ void unrolled(const Body& body) {
 }
 
 // Rows side by side in `vectors` vectors, or several in one: each in a group of lanes. A turn is as many as a vector
-// has room for. spread() says where take() finds the vectors of a turn, and gathered() where put() leaves them;
+// has room for. spread() says where take() finds the vectors of a turn, and target() where put() leaves them;
 // gather() then brings them where they belong.
 #if defined(__AVX2__)
 
@@ -164,7 +164,7 @@ class PackedRows {
       if constexpr (vectors == 1) x[v] = permuted<Real>(x[v], spread_);
     });
   }
-  Real* gathered(Real* result, Real*) const { return result; }
+  Real* target(Real* result, Real*) const { return result; }
   void put(Real* result, std::int64_t turn, const Vector<Real> (&x)[vectors]) const {
     unrolled<vectors>([&](int v) {
       const std::int64_t at = first_of(turn, v), left = rows_ * dim_ - at;
@@ -206,7 +206,7 @@ class PackedRows {
   void take(const Real* from, std::int64_t turn, Vector<Real> (&x)[vectors]) const {
     for (int v = 0; v < vectors; ++v) x[v] = load<Vector<Real>>(from + turn * kStep + v * kLanes<Real>);
   }
-  Real* gathered(Real*, Real* scratch) const { return scratch; }
+  Real* target(Real*, Real* scratch) const { return scratch; }
   void put(Real* scratch, std::int64_t turn, const Vector<Real> (&x)[vectors]) const {
     for (int v = 0; v < vectors; ++v) store(scratch + turn * kStep + v * kLanes<Real>, x[v]);
   }
@@ -239,7 +239,7 @@ template <Operation operation, int group, int vectors, typename Real>
 [[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* result) {
   const PackedRows<Real, group, vectors> layout(rows, dim);
   const Real* const from = layout.spread(source, scratch);
-  Real* const to = layout.gathered(result, scratch);
+  Real* const to = layout.target(result, scratch);
   const auto present = packed_lanes<Real, group, vectors>(dim);
   for (std::int64_t turn = 0; turn < layout.turns(); ++turn) {
     Vector<Real> x[vectors], e[vectors];
@@ -267,7 +267,7 @@ template <Operation operation, int group, int vectors, typename Real>
   const PackedRows<Real, group, vectors> layout(rows, dim);
   const Real* const grads = layout.spread(grad, scratch);
   const Real* const outputs = layout.spread(output, scratch + rows * group * vectors + kLanes<Real>);
-  Real* const to = layout.gathered(result, scratch);
+  Real* const to = layout.target(result, scratch);
   const auto present = packed_lanes<Real, group, vectors>(dim);
   for (std::int64_t turn = 0; turn < layout.turns(); ++turn) {
     Vector<Real> g[vectors], y[vectors], sum{};
@@ -422,8 +422,8 @@ void write_row(std::int64_t dim, Element* result, bool streamed, const Body& bod
   }
 }
 
-// body(place in a tile, chain, x) for each vector of a row. Of bfloat16, neighbouring vectors in a tile are
-// interleaved.
+// body(place in a tile, chain, x) for each vector of a row. Of bfloat16, neighbouring vectors of a tile are
+// interleaved, in pairs that begin with the row: write_tile() counts on that, and no sum depends on where a row begins.
 template <typename Real, typename Element, typename Body>
 void read_row(std::int64_t dim, const Element* source, Real padding, const Body& body) {
   const auto one = [&](std::int64_t i, int chain, auto count) {
@@ -441,9 +441,9 @@ void read_row(std::int64_t dim, const Element* source, Real padding, const Body&
   }
 }
 
-// Writes body(x) for each vector x of a tile that read_row() filled.
+// Writes body(x) for each vector x of a tile that read_row() has filled from a row of this type.
 template <typename Real, typename Element, typename Body>
-void store_read_row(std::int64_t dim, const Real* tile, Element* result, const Body& body) {
+void write_tile(std::int64_t dim, const Real* tile, Element* result, const Body& body) {
   const auto at = [&](std::int64_t i) { return body(load<Vector<Real>>(tile + i)); };
   const auto one = [&](std::int64_t i, int, auto count) { write<Real>(result + i, at(i), count); };
   if constexpr (std::is_same_v<Element, BFloat16>) {
@@ -508,8 +508,8 @@ template <Operation operation, typename Real, typename Element>
     store(statistics, factor_of<operation, Real>(load<Vector<Real>>(statistics)));
     for (std::int64_t row = 0; row < count; ++row) {
       const Vector<Real> factor = broadcast(statistics[row]);
-      store_read_row<Real>(rows.dim, tile + row * width, to + row * rows.stride[kResult],
-                           [&](Vector<Real> x) { return softmax ? x * factor : x - factor; });
+      write_tile<Real>(rows.dim, tile + row * width, to + row * rows.stride[kResult],
+                       [&](Vector<Real> x) { return softmax ? x * factor : x - factor; });
     }
     from += count * rows.stride[kSource];
     to += count * rows.stride[kResult];
@@ -550,7 +550,7 @@ template <Operation operation, typename Real, typename Element>
   for (std::int64_t first = 0; first < dim; first += kStage) {
     const std::int64_t size = dim - first < kStage ? dim - first : kStage;
     read_row(size, from + first, Real(0), [&](std::int64_t i, int, Vector<Real> x) { store(stage + i, result_of(x)); });
-    store_read_row(size, stage, to + first, [](Vector<Real> x) { return x; });
+    write_tile(size, stage, to + first, [](Vector<Real> x) { return x; });
   }
 }
 

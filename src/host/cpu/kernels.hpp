@@ -1,7 +1,8 @@
 // What one instruction set offers. Operands of one type whose elements are next to one another, along dim or across it,
 // are read and written where they lie. Everything else goes through a tile: a dense array of float (double for float64)
 // that stays in cache, filled by a load and emptied by a store that know any strides and types.
-// Every kernel allows the result to be its source; row_forward and column_statistics allow the tile to be it, too.
+// Every kernel but the packed ones allows the result to be its source; row_forward and column_statistics allow the tile
+// to be it, too.
 #pragma once
 
 #include <cstdint>
