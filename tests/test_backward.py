@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ndsoftmax
@@ -15,6 +16,9 @@ from strategies import FLOATS, HALVES, Call, calls, layouts, numbers
 
 SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
 BACKWARD = {False: ndsoftmax.ops.softmax_backward, True: ndsoftmax.ops.log_softmax_backward}
+
+LEVEL_3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+LAST_CACHE_BYTES = int(LEVEL_3.read_text().rstrip("K\n")) << 10 if LEVEL_3.exists() else 32 << 20
 
 
 @given(call=calls(), data=st.data())
@@ -36,6 +40,23 @@ def test_operator_narrows_to_input_dtype(device: str, call: Call, narrow: torch.
     magnitude = oracle.magnitude(grad, output, call.dim, log=call.log)
     assert got.dtype == narrow
     assert_close(got, exact, magnitude, eps=torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(("dim", "gap", "offset"), [(67, 0, 1), (257, 3, 0), (100_003, 0, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
+def test_cpu_rows_that_no_cache_holds(dtype: torch.dtype, dim: int, gap: int, offset: int, log: bool) -> None:
+    rows = LAST_CACHE_BYTES // (3 * dim * dtype.itemsize) + 2
+    grad, output = (numbers(rows * dim, seed, dtype).view(rows, dim) * 0.1 for seed in (0, 1))
+    room = torch.full((rows * (dim + gap) + 2 * offset,), 3.0, dtype=dtype)
+    inside = room[offset : room.numel() - offset].view(rows, dim + gap)
+    exact = oracle.backward(grad, output, 1, log=log)
+    magnitude = oracle.magnitude(grad, output, 1, log=log)
+    for result in (inside[:, :dim], grad):  # the last: in place
+        ndsoftmax._C.backward(grad, output, result, (1,), log, torch.get_num_threads())
+        assert_close(result, exact, magnitude, eps=torch.finfo(computed_in(dtype)).eps)
+    for around in (room[:offset], room[room.numel() - offset :], inside[:, dim:]):
+        assert (around == 3).all()
 
 
 @given(call=calls(), widen=st.booleans())

@@ -28,6 +28,10 @@ struct Memory<Real, BFloat16> {
 template <typename Real, typename Element>
 using Packed = typename Memory<Real, Element>::type;
 
+// What an element is computed in.
+template <typename Element>
+using Wide = std::conditional_t<sizeof(Element) == 8, double, float>;
+
 using Shorts = Packed<float, Half>;
 using Floats = Vector<float>;
 using Words = Vector<std::uint32_t>;
@@ -91,10 +95,10 @@ struct Interleaved {
     return {(Floats)(pairs << 16), (Floats)(pairs & 0xffff0000)};
   }
   // Of what was computed from bfloat16 alone: a NaN then has no low bits that rounding could carry over its end.
-  void store(BFloat16* to) const {
+  Words narrow() const {
     const Words low = Convert<BFloat16>::nearest_even(even) >> 16;
     const Words high = Convert<BFloat16>::nearest_even(odd) & 0xffff0000;
-    cpu::NDSOFTMAX_CPU_NAMESPACE::store(to, low | high);
+    return low | high;
   }
 };
 

@@ -11,6 +11,9 @@
 namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
 namespace {
 
+// Of functions that do nothing but fetch: GCC drops calls of them, because they have no effect, before it flattens.
+#define NDSOFTMAX_INLINE __attribute__((always_inline))
+
 // Kernels are flattened: loops take their bodies as functions, and one that stayed a call would keep its accumulators
 // in memory.
 
@@ -235,28 +238,44 @@ Integers<Real> packed_lanes(int dim) {
   return (lane_numbers<Real>() & (group - 1)) < dim - (vectors - 1) * group;
 }
 
+// A logarithm takes as long as all the rest: rows that have a vector to themselves share one.
 template <Operation operation, int group, int vectors, typename Real>
 [[gnu::flatten]] void packed_forward(std::int64_t rows, int dim, const Real* source, Real* scratch, Real* result) {
+  constexpr bool softmax = operation == Operation::softmax;
+  constexpr int batch = softmax || group < kLanes<Real> ? 1 : kLanes<Real>;
   const PackedRows<Real, group, vectors> layout(rows, dim);
   const Real* const from = layout.spread(source, scratch);
   Real* const to = layout.target(result, scratch);
   const auto present = packed_lanes<Real, group, vectors>(dim);
-  for (std::int64_t turn = 0; turn < layout.turns(); ++turn) {
-    Vector<Real> x[vectors], e[vectors];
-    layout.take(from, turn, x);
-    Vector<Real>& last = x[vectors - 1];
-    Vector<Real> max = last = present ? last : broadcast(-kInfinity<Real>);
-    for (int v = 0; v < vectors - 1; ++v) max = larger(max, x[v]);
-    max = group_max<group, Real>(max);
-    for (int v = 0; v < vectors; ++v) x[v] -= max;
-    last = present ? last : Vector<Real>{};  // -inf would take exp() longer
-    for (int v = 0; v < vectors; ++v) e[v] = exp<Real>(x[v]);
-    e[vectors - 1] = present ? e[vectors - 1] : Vector<Real>{};
-    Vector<Real> sum = e[0];
-    for (int v = 1; v < vectors; ++v) sum += e[v];
-    const Vector<Real> factor = factor_of<operation, Real>(group_sum<group, Real>(sum));
-    for (int v = 0; v < vectors; ++v) x[v] = operation == Operation::softmax ? e[v] * factor : x[v] - factor;
-    layout.put(to, turn, x);
+  const std::int64_t turns = layout.turns();
+  for (std::int64_t turn = 0; turn < turns; turn += batch) {
+    const int count = turns - turn < batch ? static_cast<int>(turns - turn) : batch;
+    Vector<Real> x[batch][vectors], sum;
+    Real statistics[kLanes<Real>] = {};
+    for (int t = 0; t < count; ++t) {
+      layout.take(from, turn + t, x[t]);
+      Vector<Real>& last = x[t][vectors - 1];
+      Vector<Real> max = last = present ? last : broadcast(-kInfinity<Real>);
+      for (int v = 0; v < vectors - 1; ++v) max = larger(max, x[t][v]);
+      max = group_max<group, Real>(max);
+      for (int v = 0; v < vectors; ++v) x[t][v] -= max;
+      last = present ? last : Vector<Real>{};  // -inf would take exp() longer
+      sum = Vector<Real>{};
+      for (int v = 0; v < vectors; ++v) {
+        const Vector<Real> e = exp<Real>(x[t][v]);
+        sum += v < vectors - 1 ? e : Vector<Real>(present ? e : Vector<Real>{});
+        if (softmax) x[t][v] = e;
+      }
+      sum = group_sum<group, Real>(sum);
+      if (batch > 1) statistics[t] = sum[0];
+    }
+    const Vector<Real> factors = factor_of<operation, Real>(batch == 1 ? sum : load<Vector<Real>>(statistics));
+    if (batch > 1) store(statistics, factors);
+    for (int t = 0; t < count; ++t) {
+      const Vector<Real> factor = batch == 1 ? factors : broadcast(statistics[t]);
+      for (int v = 0; v < vectors; ++v) x[t][v] = softmax ? x[t][v] * factor : x[t][v] - factor;
+      layout.put(to, turn + t, x[t]);
+    }
   }
   layout.gather(to, result);
 }
@@ -392,34 +411,92 @@ int head_of(const Element* row, std::int64_t dim) {
 
 // Writes what body(offset, count) returns for each vector of a row. Computing an exponential and rounding it to 16 bits
 // is a chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
-// streamed: past the caches (see Rows).
 template <bool exponential, typename Real, typename Element, typename Body>
-void write_row(std::int64_t dim, Element* result, bool streamed, const Body& body) {
-  constexpr int lanes = kLanes<Real>;
-  if (dim < kStage / 2 || !(streamed || (exponential && sizeof(Element) < sizeof(Real)))) {
+void write_row(std::int64_t dim, Element* result, const Body& body) {
+  if (dim < kStage / 2 || !exponential || sizeof(Element) == sizeof(Real)) {
+    constexpr int lanes = kLanes<Real>;
+    constexpr std::integral_constant<int, lanes> all;
+    if (dim < lanes) return write_first<Real>(result, body(0, static_cast<int>(dim)), static_cast<int>(dim));
+    const Vector<Real> last = body(dim - lanes, all);  // before the rest is written, perhaps to where it was read
     const int head = head_of<Real>(result, dim);
     if (head > 0) write_first<Real>(result, body(0, head), head);
-    for_vectors<Real>(dim - head, [&](std::int64_t i, int, auto count) {
-      write<Real>(result + head + i, body(head + i, count), count);
-    });
+    for_vectors<Real>((dim - head) / lanes * lanes,
+                      [&](std::int64_t i, int, auto) { write<Real>(result + head + i, body(head + i, all)); });
+    write<Real>(result + dim - lanes, last);
     return;
   }
   alignas(kVectorBytes) Real stage[kStage];
-  const std::int64_t misaligned = streamed ? reinterpret_cast<std::uintptr_t>(result) / sizeof(Element) % lanes : 0;
-  for (std::int64_t first = 0, size = kStage - misaligned; first < dim; first += size, size = kStage) {
-    if (size > dim - first) size = dim - first;
+  for (std::int64_t first = 0; first < dim; first += kStage) {
+    const std::int64_t size = dim - first < kStage ? dim - first : kStage;
     for_vectors<Real>(size, [&](std::int64_t i, int, auto count) { store(stage + i, body(first + i, count)); });
-    Element* const to = result + first;
-    if (streamed) {
-      std::int64_t i = first == 0 && misaligned > 0 ? lanes - misaligned : 0;
-      write_first<Real>(to, load<Vector<Real>>(stage), static_cast<int>(i));
-      for (; i + lanes <= size; i += lanes) stream(to + i, Convert<Element>::narrow(load<Vector<Real>>(stage + i)));
-      if (i < size) write_first<Real>(to + i, load<Vector<Real>>(stage + i), static_cast<int>(size - i));
-    } else {
-      for_vectors<Real>(
-          size, [&](std::int64_t i, int, auto count) { write<Real>(to + i, load<Vector<Real>>(stage + i), count); });
-    }
+    for_vectors<Real>(size, [&](std::int64_t i, int, auto count) {
+      write<Real>(result + first + i, load<Vector<Real>>(stage + i), count);
+    });
   }
+}
+
+// Writes rows past the caches, which spares reading what is overwritten. Only whole registers go there, aligned: where
+// a row ends within one, its end waits for the next row, which mostly begins there.
+template <typename Element>
+class RowStream {
+ public:
+  using Register = std::conditional_t<std::is_same_v<Element, BFloat16>, Words, Packed<Wide<Element>, Element>>;
+  static constexpr int kWidth = sizeof(Register) / sizeof(Element);
+
+  RowStream() = default;
+  RowStream(const RowStream&) = delete;
+  RowStream& operator=(const RowStream&) = delete;
+  ~RowStream() {
+    if (end_ == nullptr) return;
+    store_waiting();
+    fence();
+  }
+
+  // What body(offset) returns for each register of a row that is at least one long; the first and the last may overlap
+  // others.
+  template <typename Body>
+  void write(std::int64_t dim, Element* to, const Body& body) {
+    if (to != end_) {
+      if (end_ != nullptr) store_waiting();
+      first_ = place(to);
+    }
+    std::int64_t i = 0;
+    if (const int before = place(to); before > 0) {
+      store(waiting_ + before, body(0));
+      i = kWidth - before;
+      if (first_ == 0)
+        stream(to - before, load<Register>(waiting_));
+      else
+        store_elements(to - before, first_, kWidth);
+      first_ = 0;
+    }
+    for (; i + kWidth <= dim; i += kWidth) stream(to + i, body(i));
+    if (i < dim) store(waiting_ + (dim - i) - kWidth, body(dim - kWidth));
+    end_ = to + dim;
+  }
+
+ private:
+  static int place(const Element* at) {  // in its register
+    return static_cast<int>(reinterpret_cast<std::uintptr_t>(at) / sizeof(Element) % kWidth);
+  }
+  void store_elements(Element* to, int first, int last) const {  // those beside them may be another thread's
+    for (int i = first; i < last; ++i) to[i] = waiting_[i];
+  }
+  void store_waiting() const { store_elements(end_ - place(end_), first_, place(end_)); }
+
+  alignas(kVectorBytes) Element room_[3 * kWidth];
+  Element* const waiting_ = room_ + kWidth;  // the register where the last row ends
+  int first_ = 0;                            // of its elements that are ours
+  Element* end_ = nullptr;                   // of the last row
+};
+
+// It pays where the instruction set can, memory is what takes the time (16-bit elements wait for their conversion where
+// vectors are small or it comes after an exponential), and most of a row is whole lines.
+template <Operation operation, typename Element>
+bool is_streamed(const Rows& rows) {
+  constexpr bool pays =
+      sizeof(Element) > 2 ? kVectorBytes >= 32 : kVectorBytes == 64 && operation == Operation::softmax;
+  return pays && rows.exceeds_caches && rows.dim * static_cast<int>(sizeof(Element)) >= 128;
 }
 
 // body(place in a tile, chain, x) for each vector of a row. Of bfloat16, neighbouring vectors of a tile are
@@ -447,7 +524,7 @@ void write_tile(std::int64_t dim, const Real* tile, Element* result, const Body&
   const auto at = [&](std::int64_t i) { return body(load<Vector<Real>>(tile + i)); };
   const auto one = [&](std::int64_t i, int, auto count) { write<Real>(result + i, at(i), count); };
   if constexpr (std::is_same_v<Element, BFloat16>) {
-    const auto two = [&](std::int64_t i, int) { Interleaved{at(i), at(i + kLanes<Real>)}.store(result + i); };
+    const auto two = [&](std::int64_t i, int) { store(result + i, Interleaved{at(i), at(i + kLanes<Real>)}.narrow()); };
     for_interleaved(dim, 0, two, one);
   } else {
     for_vectors<Real>(dim, one);
@@ -525,9 +602,8 @@ template <typename Real, typename Element>
     const std::int64_t size = dim - begin < kBlock ? dim - begin : kBlock;
     const Vector<Real> merged = larger(largest, row_load(size, from + begin, tile));
     const Vector<Real> shift = merged == -kInfinity<Real> ? Vector<Real>{} : merged;  // as MaxSum::shift
-    const auto fetch = [&](std::int64_t i, Vector<Real>, Vector<Real>) {
-      __builtin_prefetch(from + begin + kBlock + i);
-    };
+    const auto fetch = [&](std::int64_t i, Vector<Real>, Vector<Real>)
+                           NDSOFTMAX_INLINE { __builtin_prefetch(from + begin + kBlock + i); };
     total = total * exp<Real>(largest - shift) + row_sum(size, tile, shift, fetch);
     largest = merged;
   }
@@ -545,7 +621,7 @@ template <Operation operation, typename Real, typename Element>
   };
   if constexpr (sizeof(Element) == sizeof(Real))
     return write_row<false, Real>(
-        dim, to, false, [&](std::int64_t i, auto count) { return result_of(read<Real>(from + i, count, Real(0))); });
+        dim, to, [&](std::int64_t i, auto count) { return result_of(read<Real>(from + i, count, Real(0))); });
   alignas(kVectorBytes) Real stage[kStage];  // in two steps, as write_row
   for (std::int64_t first = 0; first < dim; first += kStage) {
     const std::int64_t size = dim - first < kStage ? dim - first : kStage;
@@ -579,37 +655,43 @@ Vector<Real> row_product(std::int64_t dim, const Element* grad, const Element* o
 
 template <Operation operation, typename Real, typename Element, typename Fetch>
 void row_gradient(std::int64_t dim, const Element* grad, const Element* output, Vector<Real> sum, Element* result,
-                  bool streamed, const Fetch& fetch) {
+                  RowStream<Element>* stream, const Fetch& fetch) {
   const auto one = [&](std::int64_t i, auto count) {
     fetch(i);
     const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
     return gradient_of<operation, Real>(g, y, sum);
   };
   if constexpr (std::is_same_v<Element, BFloat16>) {
-    const auto two = [&](std::int64_t i, int) {
+    const auto two = [&](std::int64_t i) {
       fetch(i);
       const auto g = Interleaved::load(grad + i), y = Interleaved::load(output + i);
-      Interleaved{gradient_of<operation, float>(g.even, y.even, sum), gradient_of<operation, float>(g.odd, y.odd, sum)}
-          .store(result + i);
+      return Interleaved{gradient_of<operation, float>(g.even, y.even, sum),
+                         gradient_of<operation, float>(g.odd, y.odd, sum)}
+          .narrow();
     };
-    for_interleaved(dim, interleaved_head(result, dim), two,
-                    [&](std::int64_t i, int, auto count) { write<Real>(result + i, one(i, count), count); });
+    if (stream != nullptr) return stream->write(dim, result, two);
+    for_interleaved(
+        dim, interleaved_head(result, dim), [&](std::int64_t i, int) { store(result + i, two(i)); },
+        [&](std::int64_t i, int, auto count) { write<Real>(result + i, one(i, count), count); });
   } else {
-    write_row<operation == Operation::log_softmax, Real>(dim, result, streamed, one);
+    if (stream != nullptr) {
+      constexpr std::integral_constant<int, kLanes<Real>> all;
+      return stream->write(dim, result, [&](std::int64_t i) { return Convert<Element>::narrow(one(i, all)); });
+    }
+    write_row<operation == Operation::log_softmax, Real>(dim, result, one);
   }
 }
 
-// Short rows of 16 bits wait for their reductions, so several advance together; the processor fetches them well enough
-// by itself. Short rows of floats wait for memory, so what is fetched is some thousand bytes ahead, and the place of
-// the result with it: a quarter of the time less each.
-template <Operation operation, typename Real, typename Element>
-[[gnu::flatten]] void row_backward(const Rows& rows, const void* grad, const void* output, void* result) {
-  const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
-  auto* to = static_cast<Element*>(result);
-  constexpr bool narrow = sizeof(Element) < sizeof(Real);
-  const std::int64_t fitting = narrow ? 512 / rows.dim : 1;
+// Short rows of 16 bits wait for their reductions, so several advance together. Rows that come from memory wait for it:
+// they are fetched some thousand bytes ahead, and so is the place of the result, if it is not streamed.
+template <Operation operation, bool exceeds_caches, typename Real, typename Element>
+void rows_backward(const Rows& rows, const Element* g, const Element* y, Element* to) {
+  const std::int64_t fitting = sizeof(Element) < sizeof(Real) ? 512 / rows.dim : 1;
   const std::int64_t batch = fitting < 1 ? 1 : fitting < kLanes<Real> ? fitting : kLanes<Real>;
-  const std::int64_t ahead = rows.dim >= 1536 ? 1 : 1536 / rows.dim;
+  constexpr std::int64_t far = 6144 / sizeof(Element);
+  const std::int64_t ahead = rows.dim >= far ? 1 : far / rows.dim;
+  RowStream<Element> stream;
+  const bool streamed = exceeds_caches && is_streamed<operation, Element>(rows);
   for (std::int64_t left = rows.count; left > 0; left -= batch) {
     const std::int64_t count = left < batch ? left : batch;
     Vector<Real> sums[kLanes<Real>];
@@ -617,19 +699,28 @@ template <Operation operation, typename Real, typename Element>
       sums[row] = row_product<operation, Real>(rows.dim, g + row * rows.stride[kGrad], y + row * rows.stride[kSource]);
     for (std::int64_t row = 0; row < count; ++row) {
       const auto fetch = [=, far_g = g + ahead * rows.stride[kGrad], far_y = y + ahead * rows.stride[kSource],
-                          far_to = to + ahead * rows.stride[kResult]](std::int64_t i) {
-        if (narrow && rows.dim < 4096) return;
+                          far_to = to + ahead * rows.stride[kResult]](std::int64_t i) NDSOFTMAX_INLINE {
+        if (!exceeds_caches) return;
         __builtin_prefetch(far_g + i);
         __builtin_prefetch(far_y + i);
-        if (ahead > 1) __builtin_prefetch(far_to + i, 1);
+        if (ahead > 1 && !streamed) __builtin_prefetch(far_to + i, 1);
       };
-      row_gradient<operation, Real>(rows.dim, g, y, sums[row], to, rows.streamed, fetch);
+      row_gradient<operation, Real>(rows.dim, g, y, sums[row], to, streamed ? &stream : nullptr, fetch);
       g += rows.stride[kGrad];
       y += rows.stride[kSource];
       to += rows.stride[kResult];
     }
   }
-  if (rows.streamed) fence();
+}
+
+template <Operation operation, typename Real, typename Element>
+[[gnu::flatten]] void row_backward(const Rows& rows, const void* grad, const void* output, void* result) {
+  const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
+  auto* const to = static_cast<Element*>(result);
+  if (rows.exceeds_caches)
+    rows_backward<operation, true, Real>(rows, g, y, to);
+  else
+    rows_backward<operation, false, Real>(rows, g, y, to);
 }
 
 template <Operation operation, typename Real, typename Element>
@@ -640,12 +731,13 @@ template <Operation operation, typename Real, typename Element>
 template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_gradients(const Rows& part, const void* grad, const void* output, Real sum, void* result) {
   const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
-  row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), static_cast<Element*>(result), part.streamed,
-                                [=](std::int64_t i) {
+  RowStream<Element> stream;
+  row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), static_cast<Element*>(result),
+                                is_streamed<operation, Element>(part) ? &stream : nullptr,
+                                [=](std::int64_t i) NDSOFTMAX_INLINE {
                                   __builtin_prefetch(g + i + kPage<Element>);
                                   __builtin_prefetch(y + i + kPage<Element>);
                                 });
-  if (part.streamed) fence();
 }
 
 // ------------------------------------------------------------------------------------------------ columns
@@ -885,12 +977,8 @@ template <Operation operation, typename Real, typename Element>
 
 // ------------------------------------------------------------------------------------------------ the table
 
-// Rows of so many vectors are packed. Where partial vectors are loaded and stored by a mask, wider ones need not be.
-#if defined(__AVX512F__)
-inline constexpr int kPackedVectors = 1;
-#else
+// Rows of less than two vectors are packed.
 inline constexpr int kPackedVectors = 2;
-#endif
 
 // The fewest lanes, a power of two or whole vectors, that hold a packed row.
 template <Operation operation, typename Real, int group = 1, int vectors = 1>
@@ -960,7 +1048,7 @@ constexpr Typed<double> double_kernels() {
 
 extern constexpr Kernels<float> kFloatKernels = {
     kLanes<float>,
-    kPackedVectors * kLanes<float>,
+    kPackedVectors * kLanes<float> - 1,
     {load_window<Half>, load_window<BFloat16>, load_window<float>, nullptr},
     {store_window<Half>, store_window<BFloat16>, store_window<float>, nullptr},
     exclude,
@@ -971,7 +1059,7 @@ extern constexpr Kernels<float> kFloatKernels = {
 
 extern constexpr Kernels<double> kDoubleKernels = {
     kLanes<double>,
-    kPackedVectors * kLanes<double>,
+    kPackedVectors * kLanes<double> - 1,
     {nullptr, nullptr, nullptr, load_window<double>},
     {nullptr, nullptr, nullptr, store_window<double>},
     exclude,

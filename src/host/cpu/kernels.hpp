@@ -25,7 +25,7 @@ struct Rows {
   std::int64_t count = 1;
   std::int64_t dim = 1;
   Array<std::int64_t, kOperands> stride{};  // from row to row
-  bool streamed = false;                    // long rows of backward: the result is written past the caches
+  bool exceeds_caches = false;              // all of the problem's operands together
 };
 
 // Neighbouring columns. Those whose numbers are equal modulo `period` are parts of the same row of the softmax.

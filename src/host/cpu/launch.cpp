@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -37,23 +38,21 @@ void request_large_pages([[maybe_unused]] void* result, [[maybe_unused]] std::in
 #endif
 }
 
-// To write past the caches spares reading what is overwritten. It pays where reading is what takes the time (backward),
-// where lines are written whole (long rows, not of 16 bits), and where the last cache could not hold the operands
-// anyway.
-constexpr std::int64_t kStreamedDim = 4096;
-
+// What a core has of the last cache. (glibc's sysconf() gives that of the whole processor.)
 std::int64_t last_cache_bytes() {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  static const std::int64_t bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  if (bytes > 0) return bytes;
-#endif
-  return 32 << 20;
+  static const std::int64_t bytes = [] {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    std::int64_t size = 0;
+    char unit = 0;
+    return file >> size >> unit && unit == 'K' ? size << 10 : 32 << 20;
+  }();
+  return bytes;
 }
 
-bool is_streamed(const Problem& problem) {
-  const std::int64_t bytes_per_element = 2 * size_of(problem.source) + size_of(problem.result);
-  return problem.direction == Direction::backward && problem.dim.size >= kStreamedDim && size_of(problem.result) > 2 &&
-         problem.elements() * bytes_per_element > last_cache_bytes();
+bool exceeds_caches(const Problem& problem) {
+  const std::int64_t operands = problem.direction == Direction::backward ? 2 : 1;
+  const std::int64_t bytes = operands * size_of(problem.source) + size_of(problem.result);
+  return problem.elements() * bytes > last_cache_bytes();
 }
 
 // What a thread works in; kept, because fresh memory costs more than the work on it.
@@ -141,7 +140,7 @@ class Launch {
         direct_(problem.source == problem.result && typed(problem.source).row_forward != nullptr),
         typed_(typed(direct_ ? problem.source : kReal)),
         addresses_(addresses),
-        streamed_(is_streamed(problem)),
+        exceeds_caches_(exceeds_caches(problem)),
         threads_(problem.elements() < kSerialElements ? 1 : device.threads) {}
 
   void run(bool spread) const {
@@ -232,7 +231,7 @@ class Launch {
   void whole_rows(Range rows) const {
     const Group* groups = tiling_.positions.begin();
     for_stretches(groups, tiling_.rank, rows, [&](const Offsets& at, std::int64_t, std::int64_t count) {
-      const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank), streamed_};
+      const Rows stretch{count, problem_.dim.size, last_strides(groups, tiling_.rank), exceeds_caches_};
       const void* source = source_at(at[kSource]);
       void* result = result_at(at[kResult]);
       if (forward())
@@ -287,8 +286,8 @@ class Launch {
       if (forward())
         typed_.row_finish(dim.size(), source, scratch.max[0], scratch.sum[0], result);
       else
-        typed_.row_gradient({.dim = dim.size(), .streamed = streamed_}, grad_at(at[kGrad]), source, scratch.sum[0],
-                            result);
+        typed_.row_gradient({.dim = dim.size(), .exceeds_caches = exceeds_caches_}, grad_at(at[kGrad]), source,
+                            scratch.sum[0], result);
       return;
     }
     for_views(tile, part, [&](const View& view) {
@@ -714,7 +713,7 @@ class Launch {
   const bool direct_;  // there are kernels that read and write the types of the problem
   const TypedKernels<Real>& typed_;
   const Addresses addresses_;
-  const bool streamed_;
+  const bool exceeds_caches_;  // the operands together
   const int threads_;
 };
 

@@ -19,11 +19,9 @@ bool can_be_packed(const Problem& problem, int packed_dim) {
   return problem.packed_rows() && problem.dim.size <= packed_dim && !problem.fused.any;
 }
 
-Regime choose(const Problem& problem, int lanes, int packed_dim, int threads) {
+Regime choose(const Problem& problem, int packed_dim, int threads) {
   if (!problem.contiguous_rows()) return Regime::strided;
-  // backward of whole vectors, which is little more than loading and storing, gains nothing by being packed
-  const bool whole = problem.dim.size % lanes == 0 && problem.direction == Direction::backward;
-  if (can_be_packed(problem, packed_dim) && !whole) return Regime::warp;
+  if (can_be_packed(problem, packed_dim)) return Regime::warp;
   if (holds_a_whole_row(problem)) return Regime::block;
   return problem.outer.size < kTilesPerThread * threads ? Regime::split : Regime::online;
 }
@@ -67,7 +65,7 @@ Plan plan(const Problem& problem, const Device& device, std::optional<Regime> fo
   const int lanes = wide ? kernels<double>().lanes : kernels<float>().lanes;
   const int packed_dim = wide ? kernels<double>().packed_dim : kernels<float>().packed_dim;
   Plan plan;
-  plan.regime = forced ? *forced : choose(problem, lanes, packed_dim, device.threads);
+  plan.regime = forced ? *forced : choose(problem, packed_dim, device.threads);
   check(problem, packed_dim, plan.regime);
 
   const Tiling tiling = make_tiling(problem, lanes, plan.regime);
