@@ -249,7 +249,7 @@ template <Operation operation, int group, int vectors, typename Real>
   const auto present = packed_lanes<Real, group, vectors>(dim);
   const std::int64_t turns = layout.turns();
   for (std::int64_t turn = 0; turn < turns; turn += batch) {
-    const int count = turns - turn < batch ? static_cast<int>(turns - turn) : batch;
+    const int count = batch > 1 && turns - turn < batch ? static_cast<int>(turns - turn) : batch;
     Vector<Real> x[batch][vectors], sum;
     Real statistics[kLanes<Real>] = {};
     for (int t = 0; t < count; ++t) {
@@ -409,20 +409,23 @@ int head_of(const Element* row, std::int64_t dim) {
   return 0;
 }
 
-// Writes what body(offset, count) returns for each vector of a row. Computing an exponential and rounding it to 16 bits
-// is a chain of operations so long that the processor overlaps few of them: in long rows the two are separate steps.
+// Writes what body(offset, count) returns for each vector of a row. The last one overlaps the one before: where a mask
+// stores a part, AVX2 takes many times as long. Computing an exponential and rounding it to 16 bits is a chain of
+// operations so long that the processor overlaps few of them: in long rows the two are separate steps.
 template <bool exponential, typename Real, typename Element, typename Body>
 void write_row(std::int64_t dim, Element* result, const Body& body) {
   if (dim < kStage / 2 || !exponential || sizeof(Element) == sizeof(Real)) {
     constexpr int lanes = kLanes<Real>;
     constexpr std::integral_constant<int, lanes> all;
     if (dim < lanes) return write_first<Real>(result, body(0, static_cast<int>(dim)), static_cast<int>(dim));
-    const Vector<Real> last = body(dim - lanes, all);  // before the rest is written, perhaps to where it was read
     const int head = head_of<Real>(result, dim);
+    const bool overlap = (dim - head) % lanes > 0;
+    Vector<Real> last{};
+    if (overlap) last = body(dim - lanes, all);  // before the rest is written, perhaps where it was read
     if (head > 0) write_first<Real>(result, body(0, head), head);
     for_vectors<Real>((dim - head) / lanes * lanes,
                       [&](std::int64_t i, int, auto) { write<Real>(result + head + i, body(head + i, all)); });
-    write<Real>(result + dim - lanes, last);
+    if (overlap) write<Real>(result + dim - lanes, last);
     return;
   }
   alignas(kVectorBytes) Real stage[kStage];
@@ -527,7 +530,10 @@ void write_tile(std::int64_t dim, const Real* tile, Element* result, const Body&
     const auto two = [&](std::int64_t i, int) { store(result + i, Interleaved{at(i), at(i + kLanes<Real>)}.narrow()); };
     for_interleaved(dim, 0, two, one);
   } else {
-    for_vectors<Real>(dim, one);
+    constexpr int lanes = kLanes<Real>;
+    if (dim < lanes) return for_vectors<Real>(dim, one);
+    for_vectors<Real>(dim / lanes * lanes, one);
+    if (dim % lanes > 0) write<Real>(result + dim - lanes, at(dim - lanes));
   }
 }
 
@@ -977,7 +983,7 @@ template <Operation operation, typename Real, typename Element>
 
 // ------------------------------------------------------------------------------------------------ the table
 
-// Rows of less than two vectors are packed.
+// Rows of so many vectors are packed.
 inline constexpr int kPackedVectors = 2;
 
 // The fewest lanes, a power of two or whole vectors, that hold a packed row.
@@ -1048,7 +1054,7 @@ constexpr Typed<double> double_kernels() {
 
 extern constexpr Kernels<float> kFloatKernels = {
     kLanes<float>,
-    kPackedVectors * kLanes<float> - 1,
+    kPackedVectors * kLanes<float>,
     {load_window<Half>, load_window<BFloat16>, load_window<float>, nullptr},
     {store_window<Half>, store_window<BFloat16>, store_window<float>, nullptr},
     exclude,
@@ -1059,7 +1065,7 @@ extern constexpr Kernels<float> kFloatKernels = {
 
 extern constexpr Kernels<double> kDoubleKernels = {
     kLanes<double>,
-    kPackedVectors * kLanes<double> - 1,
+    kPackedVectors * kLanes<double>,
     {nullptr, nullptr, nullptr, load_window<double>},
     {nullptr, nullptr, nullptr, store_window<double>},
     exclude,

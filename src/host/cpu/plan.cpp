@@ -21,7 +21,9 @@ bool can_be_packed(const Problem& problem, int packed_dim) {
 
 Regime choose(const Problem& problem, int packed_dim, int threads) {
   if (!problem.contiguous_rows()) return Regime::strided;
-  if (can_be_packed(problem, packed_dim)) return Regime::warp;
+  // packed rows of 16 bits go through a tile, which whole vectors of their own need not
+  const bool whole = problem.dim.size == packed_dim && size_of(problem.source) < 4;
+  if (can_be_packed(problem, packed_dim) && !whole) return Regime::warp;
   if (holds_a_whole_row(problem)) return Regime::block;
   return problem.outer.size < kTilesPerThread * threads ? Regime::split : Regime::online;
 }
