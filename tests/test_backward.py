@@ -19,6 +19,7 @@ BACKWARD = {False: ndsoftmax.ops.softmax_backward, True: ndsoftmax.ops.log_softm
 
 LEVEL_3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 LAST_CACHE_BYTES = int(LEVEL_3.read_text().rstrip("K\n")) << 10 if LEVEL_3.exists() else 32 << 20
+no_large_cache = pytest.mark.skipif(LAST_CACHE_BYTES > 128 << 20, reason="too much memory to exceed this cache")
 
 
 @given(call=calls(), data=st.data())
@@ -42,6 +43,7 @@ def test_operator_narrows_to_input_dtype(device: str, call: Call, narrow: torch.
     assert_close(got, exact, magnitude, eps=torch.finfo(torch.float32).eps)
 
 
+@no_large_cache
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize(("dim", "gap", "offset"), [(67, 0, 1), (257, 3, 0), (100_003, 0, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
@@ -57,6 +59,25 @@ def test_cpu_rows_that_no_cache_holds(dtype: torch.dtype, dim: int, gap: int, of
         assert_close(result, exact, magnitude, eps=torch.finfo(computed_in(dtype)).eps)
     for around in (room[:offset], room[room.numel() - offset :], inside[:, dim:]):
         assert (around == 3).all()
+
+
+@no_large_cache
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(("width", "offset"), [(1024, 0), (1000, 16), (1003, 0), (1024, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
+def test_cpu_columns_that_no_cache_holds(dtype: torch.dtype, width: int, offset: int, log: bool) -> None:
+    shape = (LAST_CACHE_BYTES // (3 * 9 * width * dtype.itemsize) + 2, 9, width)
+    count = shape[0] * 9 * width
+    grad, output = (numbers(count, seed, dtype).view(shape) * 0.1 for seed in (0, 1))
+    room = torch.full((count + offset + 16,), 3.0, dtype=dtype)
+    inside = room[offset : offset + count].view(shape)
+    exact = oracle.backward(grad, output, 1, log=log)
+    magnitude = oracle.magnitude(grad, output, 1, log=log)
+    for result in (inside, grad):  # the last: in place
+        ndsoftmax._C.backward(grad, output, result, (1,), log, torch.get_num_threads())
+        assert_close(result, exact, magnitude, eps=torch.finfo(computed_in(dtype)).eps)
+    assert (room[:offset] == 3).all()
+    assert (room[offset + count :] == 3).all()
 
 
 @given(call=calls(), widen=st.booleans())

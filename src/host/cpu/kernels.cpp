@@ -796,12 +796,18 @@ void sum_band(std::int64_t dim, Vector<Real> (&sum)[vectors], const Body& body) 
 }
 
 // Writes what body(row, column offset in the band, chain) returns for each vector of a band; in two steps, as
-// write_row.
+// write_row. streamed: past the caches, of 16 bits not.
 template <typename Real, int vectors, typename Element, typename Count, typename Body>
-void write_band(std::int64_t dim, std::int64_t stride, Element* result, Count count, const Body& body) {
+void write_band(std::int64_t dim, std::int64_t stride, Element* result, Count count, bool streamed, const Body& body) {
   if constexpr (sizeof(Element) == sizeof(Real)) {
+    const auto at = [&](std::int64_t row, int offset) { return result + row * stride + offset; };
+    if constexpr (!std::is_same_v<Count, int>)
+      if (streamed)
+        return for_band<Real, vectors>(0, dim, [&](std::int64_t row, int offset, int chain) {
+          stream(at(row, offset), body(row, offset, chain));
+        });
     for_band<Real, vectors>(0, dim, [&](std::int64_t row, int offset, int chain) {
-      write<Real>(result + row * stride + offset, body(row, offset, chain), count);
+      write<Real>(at(row, offset), body(row, offset, chain), count);
     });
   } else {
     constexpr std::int64_t kRows = 8;
@@ -861,6 +867,14 @@ template <Operation operation, typename Real, typename Element>
   });
 }
 
+// As of rows; and only whole lines.
+template <typename Element>
+bool is_streamed(const Columns& columns, const Element* result) {
+  constexpr int line = 64 / sizeof(Element);
+  return sizeof(Element) > 2 && kVectorBytes >= 32 && columns.exceeds_caches &&
+         elements_to_aligned<line>(result) == 0 && columns.stride[kResult] % line == 0;
+}
+
 // Whole columns, band after band: the second reading comes from the cache.
 template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void column_backward(const Columns& columns, const void* grad, const void* output, void* result) {
@@ -868,13 +882,14 @@ template <Operation operation, typename Real, typename Element>
   auto* to = static_cast<Element*>(result);
   const std::int64_t source_stride = columns.stride[kSource], grad_stride = columns.stride[kGrad],
                      result_stride = columns.stride[kResult];
+  const bool streamed = is_streamed(columns, to);
   for_bands<Real, kWideBand>(
       columns.width, [&]<int vectors>(std::int64_t column, std::integral_constant<int, vectors>, auto count) {
         constexpr int band = vectors * kLanes<Real>;
         Vector<Real> sum[vectors] = {};
         sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
           const std::int64_t at = column + offset;
-          __builtin_prefetch(to + row * result_stride + at, 1);
+          if (!streamed) __builtin_prefetch(to + row * result_stride + at, 1);
           return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
                                              read<Real>(y + row * source_stride + at, count, Real(0)));
         });
@@ -886,8 +901,9 @@ template <Operation operation, typename Real, typename Element>
           const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
           return gradient_of<operation, Real>(gs, ys, sum[chain]);
         };
-        write_band<Real, vectors>(columns.dim, result_stride, to + column, count, gradient);
+        write_band<Real, vectors>(columns.dim, result_stride, to + column, count, streamed, gradient);
       });
+  if (streamed) fence();
 }
 
 template <typename Real, typename Element>
@@ -942,7 +958,7 @@ template <Operation operation, typename Real, typename Element>
           else
             return exp<Real>(shifted) * factor[chain];
         };
-        write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, epilogue);
+        write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, false, epilogue);
       });
 }
 
@@ -977,7 +993,7 @@ template <Operation operation, typename Real, typename Element>
                                               read<Real>(y + row * columns.stride[kSource] + at, count, Real(0)),
                                               total[chain]);
         };
-        write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, gradient);
+        write_band<Real, vectors>(columns.dim, columns.stride[kResult], to + column, count, false, gradient);
       });
 }
 

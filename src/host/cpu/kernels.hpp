@@ -35,6 +35,7 @@ struct Columns {
   std::int64_t period = 1;
   std::int64_t tile_stride = 1;             // in whole vectors
   Array<std::int64_t, kOperands> stride{};  // along dim
+  bool exceeds_caches = false;              // as of rows
 };
 
 // What was found while a stretch of a tile was fused.

@@ -419,7 +419,10 @@ class Launch {
       load(addresses_.source, kSource, rows, dim, forward() ? scratch.tile : scratch.output);
       if (!forward()) load(addresses_.grad, kGrad, rows, dim, scratch.tile);
     }
-    if (neighbours && writes_in_place()) view.result = result_at(lies(kResult));
+    if (neighbours && writes_in_place()) {
+      view.result = result_at(lies(kResult));
+      view.columns.exceeds_caches = exceeds_caches_;
+    }
     view.unbounded = fused() && fuse_tile(rows, dim);
     return view;
   }
