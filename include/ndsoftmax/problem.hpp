@@ -2,6 +2,7 @@
 // into as few groups as their strides allow, and sorted into outer × dim × inner.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -14,19 +15,26 @@ inline constexpr int kMaxGroups = 12;
 
 // Neighbouring dimensions that every operand steps through as if they were one.
 struct Group {
-  std::int64_t size = 1;
-  Array<std::int64_t, kOperands> stride{};  // elements
+  std::int64_t size;
+  Array<std::int64_t, kOperands> stride;  // elements
 
   friend bool operator==(const Group&, const Group&) = default;
 };
 
-// A product of groups; the last one runs fastest.
+inline constexpr Group kNoGroup{1, {}};
+
+// A product of groups; the last one runs fastest. Beyond `rank` they are not even set, which would take as long as all
+// the rest of a Problem; but the first one always is.
 struct Axis {
   int rank = 0;
   std::int64_t size = 1;
-  Array<Group, kMaxGroups> groups{};
+  Array<Group, kMaxGroups> groups;
 
-  friend bool operator==(const Axis&, const Axis&) = default;
+  Axis() { groups[0] = kNoGroup; }
+  friend bool operator==(const Axis& a, const Axis& b) {
+    return a.size == b.size &&
+           std::equal(a.groups.begin(), a.groups.begin() + a.rank, b.groups.begin(), b.groups.begin() + b.rank);
+  }
 };
 
 // Which elements beyond a diagonal are excluded; rows are the last dimension but one, columns the last.

@@ -247,8 +247,10 @@ struct Output {
   DLTensor to;
 };
 
-// Only the CPU's kernels want to know.
-int threads_for(const DLTensor& source) { return source.device.device_type == kDLCPU ? Torch::get().threads() : 1; }
+// Only the CPU's kernels want to know, and not of a few elements, which one thread takes.
+int threads_for(const DLTensor& source) {
+  return source.device.device_type == kDLCPU && !is_instant(source) ? Torch::get().threads() : 1;
+}
 
 bool are_plain(py::handle a, py::handle b) {
   const Torch& torch = Torch::get();

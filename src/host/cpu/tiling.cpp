@@ -51,6 +51,7 @@ bool is_slab(const Problem& problem, int lanes) {
 
 Tiling make_tiling(const Problem& problem, int lanes, Regime regime) {
   Tiling tiling;
+  tiling.positions[0] = kNoGroup;
   tiling.dim_size = tiling.dim_per_part = problem.dim.size;
   append(tiling, problem.outer);
   switch (regime) {

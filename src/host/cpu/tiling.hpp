@@ -18,7 +18,7 @@ struct Tiling {
   };
 
   Shape shape = Shape::columns;
-  Array<Group, 2 * kMaxGroups> positions{};  // what is not normalized over, the last group runs fastest
+  Array<Group, 2 * kMaxGroups> positions;  // what is not normalized over, as Axis::groups
   int rank = 0;
   std::int64_t positions_size = 1;
   std::int64_t run = 1;  // positions that tiles do not reach across, so that a tile's columns are neighbours in memory
