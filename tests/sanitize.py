@@ -34,6 +34,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((2, 19, 49), 1, (None,)),
     ((1, 5000, 3), 1, (None,)),
     ((600, 40), 0, (None,)),
+    ((3, 40, 131), 1, (None,), 1),  # words of columns, whose tiles overlap
+    ((2, 300, 266), 1, (None,), 1),
     ((6, 5, 4), (0, 2), (None,)),
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest

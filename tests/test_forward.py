@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
 
@@ -50,6 +51,24 @@ def test_in_place(device: str, call: Call, data: st.DataObject) -> None:
     assert SOFTMAX[call.log](x, call.dim, out=x) is x
     assert torch.equal(x, fresh if device == "cpu" else beside)
     assert torch.equal(x, beside)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "dim", "offset"),
+    [((40, 21, 1003), 1, 0), ((9, 100, 770), 1, 2), ((600, 2001), 0, 1), ((3000, 262), 0, 0)],
+)
+def test_columns_that_begin_anywhere(
+    device: str, shape: tuple[int, ...], dim: int, offset: int, log: bool, dtype: torch.dtype
+) -> None:
+    """On CUDA, tiles of such columns overlap: in place, none may read what another has written."""
+    count = math.prod(shape)
+    x = numbers(offset + count, 0, dtype, device)[offset:].view(shape)
+    assert_forward(SOFTMAX[log](x, dim), x, dim, log=log)
+    beside = torch.empty(offset + count, dtype=dtype, device=device)[offset:].view(shape)  # aligned as x is
+    assert_forward(SOFTMAX[log](x, dim, out=beside), x, dim, log=log)
+    assert torch.equal(SOFTMAX[log](x, dim, out=x), beside)
 
 
 @given(call=calls(st.sampled_from(HALVES)))

@@ -1,7 +1,7 @@
-// Strided regime, where 16 bytes of neighbouring columns move at once: columns held in registers. A thread has one
-// vector of columns, and of them every along'th element of dim, which it loads straight from memory, all before it uses
-// the first. What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go
-// through, no index and no predicate per element, and a step along dim is one addition.
+// Strided regime, columns held in registers. A thread has one vector of neighbouring columns, 16 bytes that move at
+// once, and of them every along'th element of dim, which it loads straight from memory, all before it uses the first.
+// What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go through, no
+// index and no predicate per element, and a step along dim is one addition.
 //
 // `run` neighbouring lanes read neighbouring vectors, the threads along dim come next: small dims need one, larger ones
 // lanes of a warp, whose states meet by shuffles, then warps, then blocks of a cluster. Each element is read once and
@@ -9,9 +9,13 @@
 // wider ones are exponentiated in their place. What is missing at the end of dim is held as what counts for nothing.
 // What is fused is applied to what is held, as it is to tiles (strided.cu).
 //
-// Columns that no vectors divide are folded, where dim times the columns is one run of memory that they do divide: as
-// many elements of dim as fill whole vectors count as one, of as many times the columns, and states of the same column
-// meet at the end. So 7 × 7 columns of 16 bits are 49 vectors to eight elements of dim.
+// Columns that no vectors divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
+// memory takes twice as long for sectors of 32 bytes that blocks write in parts as for all that is read. So tiles
+// overlap by a sector, and write whole ones (work::writes_sector()); what bounds them is instructions.
+//
+// Other such columns are folded, where dim times the columns is one run of memory that vectors do divide: as many
+// elements of dim as fill whole vectors count as one, of as many times the columns, and states of the same column meet
+// at the end. So 7 × 7 columns of 16 bits are 49 vectors to eight elements of dim.
 // Assumes: no diagonal; outer, dim and inner are one group each; vectors of all operands are aligned.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
@@ -37,6 +41,8 @@ struct ColumnsArguments {
   work::Divider run, along, cluster;
   int log2_lanes;
   int width;  // vectors of columns that a block has
+  int step;   // from those of a tile to those of the next, whose first ones it has, too
+  bool in_place;
   int log2_fold;
   work::Divider strip;  // columns of an element of dim, where they are folded
   int log2_parts[2];    // threads that combine a column: of the states of a block's teams, and of a cluster's blocks
@@ -48,19 +54,18 @@ __device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arg
   return kHasClusters ? arguments.cluster.size : 1;
 }
 
-// The states of the columns of one vector: they move through shared memory 16 bytes at a time.
-template <typename Operation>
-struct alignas(tuning::kVectorBytes) VectorStates {
-  typename Operation::State state[tuning::kVectorBytes / sizeof(typename Operation::Source)];
+// The states of the columns of one vector: they move through shared memory 16 bytes at a time, where there are as many.
+template <typename Operation, int kVector>
+struct alignas(std::min<std::size_t>(tuning::kVectorBytes, kVector * sizeof(typename Operation::State))) VectorStates {
+  typename Operation::State state[kVector];
 };
 
 // Combines the states of warps, of columns that are folded, and of the blocks of a cluster.
-template <typename Operation>
+template <typename Operation, int kVector>
 class ColumnsExchange {
  public:
   using State = typename Operation::State;
-  using States = VectorStates<Operation>;
-  static constexpr int kVector = tuning::kVectorBytes / sizeof(typename Operation::Source);
+  using States = VectorStates<Operation, kVector>;
 
   __device__ __forceinline__ ColumnsExchange(const ColumnsArguments<Operation>& arguments, ArrivalBarrier& complete)
       : arguments_(arguments),
@@ -130,7 +135,15 @@ template <typename T, int N>
 __device__ __forceinline__ void store_if(bool condition, const Vec<T, N>& vector, T* to) {
 #if defined(__CUDACC__)
   const auto address = __cvta_generic_to_global(to);
-  if constexpr (sizeof(T) * N == 8) {
+  if constexpr (sizeof(T) * N == 2) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}" ::"r"(int{condition}),
+                 "l"(address), "h"(static_cast<unsigned short>(vector.words[0]))
+                 : "memory");
+  } else if constexpr (sizeof(T) * N == 4) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}" ::"r"(int{condition}),
+                 "l"(address), "r"(vector.words[0])
+                 : "memory");
+  } else if constexpr (sizeof(T) * N == 8) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(int{condition}),
         "l"(address), "r"(vector.words[0]), "r"(vector.words[1])
@@ -149,18 +162,21 @@ __device__ __forceinline__ void store_if(bool condition, const Vec<T, N>& vector
 #endif
 }
 
-template <typename Operation, int kItems>
+template <typename Operation, int kItems, int kColumns>
 class HeldColumns {
  public:
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using Real = typename Operation::Real;
   using Term = typename Operation::Term;
-  using States = VectorStates<Operation>;
   static constexpr bool kForward = !kIsBackward<Operation>;
   static constexpr bool kRaw = sizeof(Source) == 2;
-  static constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
-  static constexpr int kTogether = tuning::columns_together(kItems);
+  static constexpr int kVector = kColumns;
+  static constexpr int kTogether = tuning::columns_together(kVector * sizeof(Source), kItems);
+  // Halves of lines that lie far apart are slow to come: L2 is to fetch the other one, which a neighbour wants, at once
+  // (512 x 65536 of float32, dim 0: 82 us, so 78; 2048 x 16384 88, 81; of 16 bits as fast without).
+  static constexpr bool kLines = kVector * sizeof(Source) == tuning::kVectorBytes && sizeof(Source) == 4;
+  using States = VectorStates<Operation, kVector>;
 
   struct Finishes {
     typename Operation::Finish of[kVector];
@@ -172,13 +188,19 @@ class HeldColumns {
     operation_ = operation;
     mine_ = mine;
     items_ = items;
+    const auto take = [](const Source* from) {
+      if constexpr (kLines)
+        return Held::load_with_line(from);
+      else
+        return Held::load(from);
+    };
     each([&](int first) {
       if (first + kTogether <= whole) {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          source_[first + i] = Held::load(source);
+          source_[first + i] = take(source);
           source = advanced(source, source_step);
-          if constexpr (!kForward) grad_[first + i] = Held::load(grad), grad = advanced(grad, grad_step);
+          if constexpr (!kForward) grad_[first + i] = take(grad), grad = advanced(grad, grad_step);
         }
       } else {
 #pragma unroll
@@ -186,9 +208,9 @@ class HeldColumns {
           source_[first + i] = nothing();
           if constexpr (!kForward) grad_[first + i] = {};
           if (first + i >= mine) continue;
-          source_[first + i] = Held::load(source);
+          source_[first + i] = take(source);
           source = advanced(source, source_step);
-          if constexpr (!kForward) grad_[first + i] = Held::load(grad), grad = advanced(grad, grad_step);
+          if constexpr (!kForward) grad_[first + i] = take(grad), grad = advanced(grad, grad_step);
         }
       }
     });
@@ -232,7 +254,7 @@ class HeldColumns {
       over_lanes([&](int offset) {
         Held other;
 #pragma unroll
-        for (int i = 0; i < tuning::kVectorBytes / 4; ++i)
+        for (int i = 0; i < static_cast<int>(sizeof(other.words) / 4); ++i)
           other.words[i] = __shfl_xor_sync(kAllLanes, most.words[i], offset);
         most = most.larger(other);
       });
@@ -282,11 +304,13 @@ class HeldColumns {
     return finish;
   }
 
-  __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step) const {
+  // `owns`, asked of each item in turn, says whether it is this thread's to store.
+  template <typename Owns>
+  __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step, Owns owns) const {
     const auto store = [&](int item, auto log) {
       const auto vector = Vec<Result, kVector>::narrowed(
           [&](int k) { return kRaw ? finish.of[k].again(term(item, k), log) : finish.of[k](term(item, k), log); });
-      store_if(item < mine_, vector, result);
+      store_if((item < mine_) & owns(), vector, result);
       result = advanced(result, step);
     };
     operation_.with_log([&](auto log) {
@@ -354,23 +378,25 @@ class HeldColumns {
 };
 
 // Where the vector of columns of a thread is.
-template <typename Operation>
+template <typename Operation, int kVector>
 struct Place {
   const ColumnsArguments<Operation>& arguments;
   int row;  // the first of the thread, of dim
   bool exists;
+  int column;  // of the tile
   int outer, inner;
 
-  __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, int vector, int row,
+  __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, int tile, int column, int row,
                                    bool exists = true)
-      : arguments(arguments), row(row), exists(exists && vector < arguments.vectors) {
+      : arguments(arguments), row(row), column(column) {
+    int vector = tile * arguments.step + column;
+    this->exists = exists && vector < arguments.vectors;
     if (vector >= arguments.vectors) vector = arguments.vectors - 1;  // holds what the last one does
     outer = arguments.inner.quotient(vector);
     inner = vector - outer * arguments.inner.size;
   }
 
   __device__ __forceinline__ std::int64_t offset(int operand) const {
-    constexpr int kVector = tuning::kVectorBytes / sizeof(typename Operation::Source);
     return outer * arguments.outer_stride[operand] + static_cast<std::int64_t>(inner) * kVector +
            row * arguments.dim_stride[operand];
   }
@@ -392,12 +418,22 @@ struct Place {
   }
   template <typename Held>
   __device__ __forceinline__ void store(const Held& held, const typename Held::Finishes& finish, int mine) const {
+    using Result = typename Operation::Result;
     if (!exists) return;
-    typename Operation::Result* const result = arguments.result + offset(kResult);
-    held.store(finish, result, step(kResult));
+    Result* const result = arguments.result + offset(kResult);
+    const auto lower_half = [](auto x) { return static_cast<unsigned>(x); };
+    auto at = lower_half(reinterpret_cast<std::uintptr_t>(result));
+    held.store(finish, result, step(kResult), [&, apart = lower_half(step(kResult))] {
+      if constexpr (kVector * sizeof(typename Operation::Source) == tuning::kVectorBytes) return true;
+      constexpr int kBytes = kVector * sizeof(Result);
+      const int phase = arguments.in_place ? 0 : static_cast<int>(at % tuning::kSectorBytes);
+      at += apart;
+      return work::writes_sector(column * kBytes, min(inner, tuning::kSectorBytes) * kBytes, phase,
+                                 arguments.step * kBytes);
+    });
     if constexpr (Operation::kFused)
 #pragma unroll
-      for (int k = 0; k < Held::kVector; ++k) {  // of tainted columns, which are rare
+      for (int k = 0; k < kVector; ++k) {  // of tainted columns, which are rare
         if (__builtin_expect(!finish.of[k].taints(), 1)) continue;
 #pragma unroll 1
         for (int item = 0; item < mine; ++item)
@@ -414,7 +450,6 @@ struct Place {
   }
   // The columns at an element of dim, as neighbours along a line.
   __device__ __forceinline__ auto line(int item) const {
-    constexpr int kVector = tuning::kVectorBytes / sizeof(typename Operation::Source);
     const std::int64_t element = row + static_cast<std::int64_t>(item) * arguments.along.size;
     const auto offset = [&](int operand, int step) {
       return outer * arguments.outer_stride[operand] + static_cast<std::int64_t>(inner) * kVector * step +
@@ -425,24 +460,24 @@ struct Place {
   }
 };
 
-template <typename Operation, int kKernel>
+template <typename Operation, int kVector, int kKernel>
 __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& arguments) {
-  constexpr int kTurns = tuning::kColumnsKernels[kKernel].turns;
-  using HeldOf = HeldColumns<Operation, tuning::kColumnsKernels[kKernel].vectors / kHeldOperands<Operation>>;
-  using PlaceOf = Place<Operation>;
+  constexpr tuning::ColumnsKernel kSize = tuning::columns_kernel(kVector * sizeof(typename Operation::Source), kKernel);
+  constexpr int kTurns = kSize.turns;
+  using HeldOf = HeldColumns<Operation, kSize.vectors / kHeldOperands<Operation>, kVector>;
+  using PlaceOf = Place<Operation, kVector>;
 
   if constexpr (kTurns > 1) {  // threads have all of dim
     await_kernel_before();
     let_next_kernel_begin();
     const int tile = static_cast<int>(arguments.first_block) + blockIdx.x;
-    const int first = tile * kTurns * blockDim.x + threadIdx.x;
+    const auto place_of = [&](int turn) { return PlaceOf(arguments, tile, turn * blockDim.x + threadIdx.x, 0); };
     HeldOf held[kTurns];
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn)
-      PlaceOf(arguments, first + turn * blockDim.x, 0).load(held[turn], arguments.items, arguments.items);
+    for (int turn = 0; turn < kTurns; ++turn) place_of(turn).load(held[turn], arguments.items, arguments.items);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const PlaceOf place(arguments, first + turn * blockDim.x, 0);
+      const PlaceOf place = place_of(turn);
       place.apply_fused(held[turn]);
       const auto states = held[turn].reduce(1, 1);
       place.store(held[turn], HeldOf::finish(states, states, arguments.fusing), arguments.items);
@@ -450,16 +485,17 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
   } else {
     const int along = arguments.along.size, cluster = cluster_of(arguments);
     auto thread = work::tile_thread(threadIdx.x, arguments.run, arguments.along);
-    const bool idle = thread.column >= arguments.width;
+    // in place, what another tile may have written already is not read
+    const bool idle = thread.column >= (arguments.in_place ? arguments.step : arguments.width);
     if (idle) thread = {};
     __shared__ ArrivalBarrier complete;
-    const ColumnsExchange<Operation> exchange(arguments, complete);
+    const ColumnsExchange<Operation, kVector> exchange(arguments, complete);
     await_kernel_before();
     let_next_kernel_begin();
 
     const int block = static_cast<int>(arguments.first_block) + blockIdx.x, tile = arguments.cluster.quotient(block);
     const int begin = (block - tile * cluster) * arguments.rows;
-    const PlaceOf place(arguments, tile * arguments.width + thread.column, begin + thread.along, !idle);
+    const PlaceOf place(arguments, tile, thread.column, begin + thread.along, !idle);
     const int rows = idle ? 0 : max(0, min(arguments.rows, arguments.dim - begin));
     HeldOf held;
     const int whole = arguments.along.quotient(rows), mine = whole + (thread.along < rows - whole * along);
@@ -477,11 +513,13 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
   }
 }
 
-template <typename Operation, int kKernel>
-__global__ void __launch_bounds__(tuning::kColumnsKernels[kKernel].max_block, tuning::kColumnsKernels[kKernel].blocks)
+template <typename Operation, int kVector, int kKernel>
+__global__ void __launch_bounds__(
+    tuning::columns_kernel(kVector * sizeof(typename Operation::Source), kKernel).max_block,
+    tuning::columns_kernel(kVector * sizeof(typename Operation::Source), kKernel).blocks)
     hold_columns(const ColumnsArguments<Operation> arguments) {
   if constexpr (kHasAllKernels)
-    take_columns<Operation, kKernel>(arguments);
+    take_columns<Operation, kVector, kKernel>(arguments);
   else
     never_launched();
 }
@@ -511,15 +549,23 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.along = work::Divider(layout.along);
     arguments.log2_lanes = log2(work::tile_team(plan.run, layout.along));
     arguments.width = layout.width;
+    arguments.step = layout.step;
+    arguments.in_place = pointers.result == pointers.source || pointers.result == pointers.grad;
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);
     const int columns = plan.rows_per_block / layout.fold, teams = layout.along >> arguments.log2_lanes;
     arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold, plan.block);
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
-    visit_int<0, tuning::columns_kernels(sizeof(Source)) - 1>(columns_kernel(problem, plan), [&](auto kernel) {
-      launch_grid<hold_columns<Operation, kernel>>(arguments, plan, pointers, stream);
-    });
+    const auto launch = [&]<int kVector>() {
+      constexpr int kKernels = tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source), Operation::kFused);
+      visit_int<0, kKernels - 1>(columns_kernel(problem, plan), [&](auto kernel) {
+        launch_grid<hold_columns<Operation, kVector, kernel>>(arguments, plan, pointers, stream);
+      });
+    };
+    constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
+    if (plan.vector == kVector) return launch.template operator()<kVector>();
+    launch.template operator()<std::max<int>(1, tuning::kColumnsWordBytes / sizeof(Source))>();
   });
 }
 

@@ -104,8 +104,8 @@ void launch(const Problem& problem, const Plan& plan, const Device& device, cons
     case Regime::online:
     case Regime::split: return launch_online(problem, plan, pointers, queue);
     case Regime::strided:
-      return holds_columns(problem, plan) ? launch_columns(problem, plan, pointers, queue)
-                                          : launch_strided(problem, plan, pointers, queue);
+      return holds_columns(plan) ? launch_columns(problem, plan, pointers, queue)
+                                 : launch_strided(problem, plan, pointers, queue);
   }
 }
 

@@ -123,20 +123,36 @@ void walk_split_rows(const Problem& problem, const Plan& plan, Counts& counts) {
   }
 }
 
+// As far as it is known where the result begins.
+bool writes_sector(const Problem& problem, std::int64_t outer, std::int64_t element, std::int64_t inner, int column,
+                   int step) {
+  const auto offset = [](const Axis& axis, std::int64_t i) {
+    return axis.rank == 0 ? 0 : i * axis.groups[0].stride[kResult];
+  };
+  const int bytes = size_of(problem.result);
+  const std::int64_t before = offset(problem.outer, outer) + offset(problem.dim, element) + inner;
+  const auto phase = static_cast<int>((problem.misalignment[kResult] + before * bytes) % tuning::kSectorBytes);
+  return work::writes_sector(column * bytes,
+                             static_cast<int>(std::min<std::int64_t>(inner, tuning::kSectorBytes)) * bytes, phase,
+                             step * bytes);
+}
+
 void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
   const ColumnsLayout layout = columns_layout(problem, plan);
   const work::Divider run(plan.run), dims(layout.along);
-  const int threads = plan.block * tuning::kColumnsKernels[columns_kernel(problem, plan)].turns;
+  const int threads = plan.block * columns_kernel_of(problem, plan).turns;
   for (std::int64_t block = 0; block < plan.grid; ++block)
     for (int i = 0; i < std::min(threads, layout.width * layout.along); ++i) {
       const work::TileThread thread = work::tile_thread(i, run, dims);
-      const std::int64_t vector = block / plan.cluster * layout.width + thread.column;
+      const std::int64_t vector = block / plan.cluster * layout.step + thread.column;
       const std::int64_t outer = vector / layout.inner, within = vector % layout.inner;
       if (outer >= problem.outer.size) continue;
       const std::int64_t begin = block % plan.cluster * layout.rows;
       for (int item = 0; item < plan.items; ++item) {
         const std::int64_t row = item * layout.along + thread.along;
-        if (row < layout.rows && begin + row < layout.dim)
+        if (row >= layout.rows || begin + row >= layout.dim) continue;
+        if (layout.step == layout.width || writes_sector(problem, outer, begin + row, within * plan.vector,
+                                                         thread.column * plan.vector, layout.step * plan.vector))
           counts.slab(outer, ((begin + row) * layout.inner + within) * plan.vector, plan.vector);
       }
     }
@@ -199,7 +215,7 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
     case Regime::online: walk_online_rows(problem, plan, counts); break;
     case Regime::split: walk_split_rows(problem, plan, counts); break;
     case Regime::strided:
-      if (holds_columns(problem, plan))
+      if (holds_columns(plan))
         walk_columns(problem, plan, counts);
       else if (plan.passes == 1)
         walk_tiles(problem, plan, counts);

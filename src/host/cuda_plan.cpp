@@ -531,18 +531,23 @@ bool slabs_are_vectors(const Problem& problem, int vector) {
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
   const int bytes = size_of(problem.source), operands = sources_of(problem);
-  if (tuning::columns_kernels(bytes) == 0) return {};
   if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
   Plan plan;
   plan.regime = Regime::strided;
   plan.vector = tuning::kVectorBytes / bytes;
+  const bool whole_vectors = columns_are_vectors(problem, plan.vector);
+  const int word = std::max(1, tuning::kColumnsWordBytes / bytes);
+  const bool words = !whole_vectors && columns_are_vectors(problem, word) && !problem.fused.any &&
+                     strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip;
+  if (words) plan.vector = word;
+  if (!whole_vectors && !words && !slabs_are_vectors(problem, plan.vector)) return {};
+  if (tuning::columns_kernels(plan.vector * bytes, bytes, problem.fused.any) == 0) return {};
   const ColumnsLayout layout = columns_layout(problem, plan);
-  if (!(layout.fold == 1 ? columns_are_vectors : slabs_are_vectors)(problem, plan.vector)) return {};
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
   if (layout.fold > 1 && problem.direction == Direction::forward && dim < tuning::kColumnsMinFolded) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
-  const int most = tuning::kColumnsKernels.back().vectors / operands;
-  const int most_threads = tuning::kColumnsKernels.back().max_block;
+  const tuning::ColumnsKernel& largest_kernel = words ? tuning::kColumnWordsKernel : tuning::kColumnsKernels.back();
+  const int most = largest_kernel.vectors / operands, most_threads = largest_kernel.max_block;
 
   // Threads along dim, which are a power of two where a warp has several. A block that needs no others may rather have
   // more threads of fewer vectors: the time from its last load to its first store is short.
@@ -550,7 +555,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     const std::int64_t rows = divide_up(dim, cluster);
     std::int64_t along = divide_up(rows, most);
     if (std::has_single_bit(static_cast<std::uint64_t>(run))) along = power_of_two_from(along);
-    while (cluster == 1 && operands == 1 && 2 * run * along <= tuning::columns_block(bytes) &&
+    while (cluster == 1 && operands == 1 && !words && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::kColumnsKernels[1].vectors)
       along *= 2;
     return along;
@@ -582,22 +587,25 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   };
   const auto fits = [&](const tuning::ColumnsShape& shape) {
     if (shape.cluster > architecture.max_cluster) return false;
-    plan.run = static_cast<int>(std::min<std::int64_t>(shape.segment / tuning::kVectorBytes, power_of_two_from(strip)));
+    plan.run =
+        static_cast<int>(std::min<std::int64_t>(shape.segment / (plan.vector * bytes), power_of_two_from(strip)));
+    if (plan.run < 2 * columns_overlap(problem, plan)) return false;
     share(shape.cluster);
     return plan.run * along <= std::min(shape.threads, most_threads);
   };
   const auto parts = [&] {
-    if (std::none_of(tuning::kColumnsShapes.begin(), tuning::kColumnsShapes.end(), fits)) return false;
+    const auto any_fits = [&](const auto& shapes) { return std::any_of(shapes.begin(), shapes.end(), fits); };
+    if (!(words ? any_fits(tuning::kColumnWordsShapes) : any_fits(tuning::kColumnsShapes))) return false;
     const auto width_now = [&] { return std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along); };
     const auto few = [&] { return divide_up(vectors, width_now()) * plan.cluster < device.multiprocessors; };
-    const int least_rows = std::max(tuning::kColumnsMinRows, plan.vector * tuning::kColumnsKernels.back().vectors);
+    const int least_rows = std::max(tuning::kColumnsMinRows, plan.vector * largest_kernel.vectors);
     while (few() && 2 * plan.cluster <= architecture.max_cluster && dim >= 2 * plan.cluster * least_rows)
       share(2 * plan.cluster);
     while (few() && 2 * plan.run * along <= kWarp && 2 * along <= divide_up(dim, plan.cluster)) along *= 2;
     width = width_now();
     return true;
   };
-  if (layout.fold > 1 || strip * tuning::kVectorBytes < tuning::kColumnsMinStrip) {
+  if (layout.fold > 1 || (!words && strip * tuning::kVectorBytes < tuning::kColumnsMinStrip)) {
     const bool runs = slabs_are_runs(problem) && problem.dim.groups[0].stride[kResult] == problem.inner.size;
     if (!runs || !whole()) return {};
   } else if (!parts()) {
@@ -607,12 +615,12 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
   plan.block = static_cast<int>(whole_warps(width * along));
-  if (const int turns = tuning::kColumnsKernels[columns_kernel(problem, plan)].turns; turns > 1) {
+  if (const int turns = columns_kernel_of(problem, plan).turns; turns > 1) {
     plan.block = tuning::kColumnsBlock;
     width = plan.block * turns;
   }
   plan.rows_per_block = static_cast<int>(width * plan.vector);
-  plan.grid = divide_up(vectors, width) * plan.cluster;
+  plan.grid = divide_up(vectors, columns_layout(problem, plan).step) * plan.cluster;
   const std::int64_t teams = along / work::tile_team(plan.run, static_cast<int>(along));
   if (teams > 1 || plan.cluster > 1 || layout.fold > 1)
     plan.shared_bytes = static_cast<int>((plan.rows_per_block * (1 + teams) +
@@ -639,6 +647,7 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   const std::int64_t all_strips = problem.outer.size * problem.inner.size / strip;
   Plan plan;
   plan.regime = Regime::strided;
+  plan.staged = true;
   plan.vector = tuning::tile_columns(bytes, size_of(problem.result));
   if (!columns_are_vectors(problem, plan.vector)) plan.vector = 1;
 
@@ -830,6 +839,11 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 
 }  // namespace
 
+int columns_overlap(const Problem& problem, const Plan& plan) {
+  if (plan.vector * size_of(problem.source) == tuning::kVectorBytes) return 0;
+  return tuning::kSectorBytes / (plan.vector * size_of(problem.result));
+}
+
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   ColumnsLayout layout{};
   layout.fold = fold_of(problem, plan.vector);
@@ -838,16 +852,22 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   layout.rows = divide_up(layout.dim, plan.cluster);
   layout.along = plan.threads_per_row / plan.cluster;
   layout.width = plan.rows_per_block / plan.vector;
+  layout.step = layout.width - columns_overlap(problem, plan);
   return layout;
 }
 
 int columns_kernel(const Problem& problem, const Plan& plan) {
+  if (plan.vector * size_of(problem.source) < tuning::kVectorBytes) return 0;
   const int vectors = plan.items * sources_of(problem);
   const bool alone = plan.threads_per_row == 1 && fold_of(problem, plan.vector) == 1;
   int kernel = alone ? 0 : 1;
   while (tuning::kColumnsKernels[kernel].vectors < vectors || tuning::kColumnsKernels[kernel].max_block < plan.block)
     ++kernel;
   return kernel;
+}
+
+const tuning::ColumnsKernel& columns_kernel_of(const Problem& problem, const Plan& plan) {
+  return tuning::columns_kernel(plan.vector * size_of(problem.source), columns_kernel(problem, plan));
 }
 
 StridedTile strided_tile(const Problem& problem, const Plan& plan) {

@@ -40,9 +40,7 @@ struct StridedTile {
 StridedTile strided_tile(const Problem& problem, const Plan& plan);
 
 // Whether a strided plan holds columns in registers, which has its own kernel.
-inline bool holds_columns(const Problem& problem, const Plan& plan) {
-  return plan.passes == 1 && plan.vector * size_of(problem.source) == tuning::kVectorBytes;
-}
+inline bool holds_columns(const Plan& plan) { return plan.passes == 1 && !plan.staged; }
 
 // Where the columns that such a plan holds lie, in vectors. Columns that vectors do not divide are folded: `fold`
 // elements of dim are taken for one, of as many times the columns.
@@ -53,11 +51,16 @@ struct ColumnsLayout {
   std::int64_t rows;   // that a block has
   int along;           // threads of a block along dim
   int width;           // of columns, that a block has
+  int step;            // from the columns of a tile to those of the next
 };
+// Vectors that tiles have of the next one, where rows do not begin on sectors.
+int columns_overlap(const Problem& problem, const Plan& plan);
+
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
 
 // Which of tuning::kColumnsKernels it runs.
 int columns_kernel(const Problem& problem, const Plan& plan);
+const tuning::ColumnsKernel& columns_kernel_of(const Problem& problem, const Plan& plan);
 
 // Into how many pieces the second launch of a split plan cuts a row: one for each of its blocks.
 std::int64_t split_pieces(const Problem& problem, const Plan& plan);

@@ -319,16 +319,30 @@ struct ColumnsKernel {
 };
 inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}};
-// The exponential of float64 needs many registers of its own: tiles, in shared memory, leave it them.
-constexpr int columns_kernels(int source_bytes) { return source_bytes < 8 ? kColumnsKernels.size() : 0; }
+// Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all.
+inline constexpr int kColumnsWordBytes = 4;
+inline constexpr ColumnsKernel kColumnWordsKernel{32, 1, 512, 2};
+// How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
+// tiles, in shared memory, leave it them.
+constexpr int columns_kernels(int vector_bytes, int source_bytes, bool fused) {
+  if (source_bytes == 8) return 0;
+  return vector_bytes == kVectorBytes ? kColumnsKernels.size() : vector_bytes == kColumnsWordBytes && !fused ? 1 : 0;
+}
+constexpr const ColumnsKernel& columns_kernel(int vector_bytes, int kernel) {
+  return vector_bytes == kVectorBytes ? kColumnsKernels[kernel] : kColumnWordsKernel;
+}
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
-// missing as much as what is there.
-constexpr int columns_together(int items) { return items > 4 && items % 2 == 0 ? 2 : 1; }
+// missing as much as what is there. (Of words, each pass takes a quarter of the instructions.)
+constexpr int columns_together(int vector_bytes, int items) {
+  if (vector_bytes == kColumnsWordBytes) return 4;
+  return items > 4 && items % 2 == 0 ? 2 : 1;
+}
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
 // compute, forward, where each has a maximum (100,000 x 10 x 100 of 16 bits: 209 us, as tiles 172). Backward adds sums.
 inline constexpr int kColumnsMinFolded = 6;
-inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
-inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
+inline constexpr int kColumnWordsMinStrip = 512;  // bytes: of shorter ones, too much would overlap
+inline constexpr int kColumnsMinStrip = 64;       // bytes: shorter ones need neighbours along dim to fill sectors
+inline constexpr int kColumnsBlock = 128;         // small blocks retire and refill smoothly
 // up to which more threads share dim than must; of 16 bits each has as many more columns to combine
 constexpr int columns_block(int source_bytes) { return source_bytes == 2 ? 128 : 256; }
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
@@ -350,6 +364,15 @@ inline constexpr Array kColumnsShapes{
     ColumnsShape{64, 256, 16},
     ColumnsShape{kSectorBytes, 256, 16},
     ColumnsShape{kSectorBytes, 512, 16},
+};
+
+// Of words, which overlap by a sector: longer segments, that this be little (256 x 512 x 511 of float32, dim 1: 178 us
+// at 512 bytes, 181 at 256, 214 folded; 512 x 65537, dim 0: 97, 96, 144 as tiles), and shorter ones only where a
+// cluster could not hold a column otherwise.
+inline constexpr Array kColumnWordsShapes{
+    ColumnsShape{256, 256, 1},         ColumnsShape{256, 256, 2},  ColumnsShape{256, 256, 4},
+    ColumnsShape{256, 256, 8},         ColumnsShape{256, 256, 16}, ColumnsShape{256, 512, 16},
+    ColumnsShape{kLineBytes, 512, 16},
 };
 
 // A tile lies in shared memory, and what lies there is what is under way: 128 KiB a multiprocessor reach the speed of

@@ -83,6 +83,13 @@ NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, const Divider& run, con
   return {thread + (tile - step) * run.size, step - tile * along.size};
 }
 
+// Whether a tile writes one of its columns, where rows do not begin on sectors of memory, which are slow to write in
+// parts: tiles, a `step` apart, overlap, and the one whose step has the first column of a sector writes the whole
+// sector. In bytes, `column`: before it in the tile, `inner`: among all neighbours, `phase`: in the sector.
+NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, int inner, int phase, int step) {
+  return static_cast<unsigned>(column - (phase < inner ? phase : inner)) < static_cast<unsigned>(step);
+}
+
 // Threads along the same columns that lie in one warp, `run` lanes apart: a power of two, or they are not a team.
 NDSOFTMAX_HOST_DEVICE int tile_team(int run, int threads_along) {
   const int lanes = run < 32 && 32 % run == 0 ? 32 / run : 1;

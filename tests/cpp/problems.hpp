@@ -188,9 +188,13 @@ class Call {
         log_(one_in(2)),
         strides_(c.strides.empty() ? contiguous(c.sizes) : c.strides),
         aliased_(std::count(strides_.begin(), strides_.end(), 0) > 0),
+        overwritten_(aliased_ || source_dtype != result_dtype || !one_in(4) ? kWhole
+                     : backward && one_in(2)                                ? kGrad
+                                                                            : kSource),
         source_(c.sizes, strides_, source_dtype, c.offset),
         grad_(c.sizes, strides_, source_dtype, c.offset),
-        result_(c.sizes, aliased_ || one_in(2) ? contiguous(c.sizes) : strides_, result_dtype, c.offset) {
+        result_(c.sizes, aliased_ || (overwritten_ == kWhole && one_in(2)) ? contiguous(c.sizes) : strides_,
+                result_dtype, c.offset) {
     if (fused) fuse();
     if (mask_) fusion_.mask = &(mask_view_ = mask_->view());
     if (bias_) fusion_.bias = &(bias_view_ = bias_->view());
@@ -200,7 +204,11 @@ class Call {
   }
 
   Addresses addresses() const {
-    return {source_.data(), backward() ? grad_.data() : nullptr, result_.data(), mask_view_.data, bias_view_.data};
+    const auto data = [&](Operand operand, const Tensor& own) {
+      return overwritten_ == operand ? result_.data() : own.data();
+    };
+    return {data(kSource, source_), backward() ? data(kGrad, grad_) : nullptr, result_.data(), mask_view_.data,
+            bias_view_.data};
   }
 
   void fill() {
@@ -219,6 +227,7 @@ class Call {
       }
       source_.set(i, x);
       grad_.set(i, g);
+      if (overwritten_ != kWhole) result_.set(i, overwritten_ == kSource ? x : g);
     }
   }
 
@@ -330,7 +339,8 @@ class Call {
   const Case& case_;
   const bool log_;
   const Ints strides_;
-  const bool aliased_;  // elements share memory
+  const bool aliased_;         // elements share memory
+  const Operand overwritten_;  // by the result, in its place; kWhole: none
   Tensor source_, grad_, result_;
   std::optional<Tensor> mask_, bias_;
   TensorView mask_view_, bias_view_;
