@@ -459,19 +459,16 @@ class RowStream {
   // others.
   template <typename Body>
   void write(std::int64_t dim, Element* to, const Body& body) {
-    if (to != end_) {
-      if (end_ != nullptr) store_waiting();
-      first_ = place(to);
-    }
+    const bool continues = to == end_;
+    if (!continues && end_ != nullptr) store_waiting();
     std::int64_t i = 0;
     if (const int before = place(to); before > 0) {
       store(waiting_ + before, body(0));
       i = kWidth - before;
-      if (first_ == 0)
+      if (continues)
         stream(to - before, load<Register>(waiting_));
       else
-        store_elements(to - before, first_, kWidth);
-      first_ = 0;
+        store_elements(to, waiting_ + before, i);
     }
     for (; i + kWidth <= dim; i += kWidth) stream(to + i, body(i));
     if (i < dim) store(waiting_ + (dim - i) - kWidth, body(dim - kWidth));
@@ -482,24 +479,37 @@ class RowStream {
   static int place(const Element* at) {  // in its register
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(at) / sizeof(Element) % kWidth);
   }
-  void store_elements(Element* to, int first, int last) const {  // those beside them may be another thread's
-    for (int i = first; i < last; ++i) to[i] = waiting_[i];
+  static void store_elements(Element* to, const Element* from, std::int64_t count) {  // no others: they may be a thread's
+    for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
   }
-  void store_waiting() const { store_elements(end_ - place(end_), first_, place(end_)); }
+  void store_waiting() const { store_elements(end_ - place(end_), waiting_, place(end_)); }
 
   alignas(kVectorBytes) Element room_[3 * kWidth];
   Element* const waiting_ = room_ + kWidth;  // the register where the last row ends
-  int first_ = 0;                            // of its elements that are ours
   Element* end_ = nullptr;                   // of the last row
 };
 
-// It pays where the instruction set can, memory is what takes the time (16-bit elements wait for their conversion where
-// vectors are small or it comes after an exponential), and most of a row is whole lines.
+// Whether there is a stream at all: memory must be what takes the time. Elements of 16 bits wait for their conversion
+// where vectors are small or it comes after an exponential.
 template <Operation operation, typename Element>
-bool is_streamed(const Rows& rows) {
-  constexpr bool pays =
-      sizeof(Element) > 2 ? kVectorBytes >= 32 : kVectorBytes == 64 && operation == Operation::softmax;
-  return pays && rows.exceeds_caches && rows.dim * static_cast<int>(sizeof(Element)) >= 128;
+inline constexpr bool kStreams =
+    sizeof(Element) > 2 ? kVectorBytes >= 32 : kVectorBytes == 64 && operation == Operation::softmax;
+
+// It pays where nothing of the result would stay in a cache, and (all of this measured)
+//   - the stream is 16 KB long: its end waits until everything has arrived (2 rows of 67 took 4 times as long),
+//   - with gaps between the rows, a row is 4 KB long: both of its ends are stored on their own, to lines just streamed,
+//   - without, it has 128 bytes, of which most are whole registers; of 16 bits, and where rows end within registers,
+//     512: the register there is converted twice.
+// RowStream counts on a register a row and on addresses that are multiples of an element.
+template <Operation operation, typename Element>
+bool is_streamed(const Rows& rows, const Element* result) {
+  if (!kStreams<operation, Element> || !rows.exceeds_caches) return false;
+  if (reinterpret_cast<std::uintptr_t>(result) % sizeof(Element) != 0) return false;
+  constexpr int size = static_cast<int>(sizeof(Element));
+  const bool gaps = rows.stride[kResult] != rows.dim;
+  const bool ends_within = rows.dim % RowStream<Element>::kWidth > 0;
+  const std::int64_t least = gaps ? 4096 : size == 2 && ends_within ? 512 : 128;
+  return rows.dim * size >= least && rows.count * rows.dim * size >= 16384;
 }
 
 // body(place in a tile, chain, x) for each vector of a row. Of bfloat16, neighbouring vectors of a tile are
@@ -697,7 +707,7 @@ void rows_backward(const Rows& rows, const Element* g, const Element* y, Element
   constexpr std::int64_t far = 6144 / sizeof(Element);
   const std::int64_t ahead = rows.dim >= far ? 1 : far / rows.dim;
   RowStream<Element> stream;
-  const bool streamed = exceeds_caches && is_streamed<operation, Element>(rows);
+  const bool streamed = exceeds_caches && is_streamed<operation>(rows, to);
   for (std::int64_t left = rows.count; left > 0; left -= batch) {
     const std::int64_t count = left < batch ? left : batch;
     Vector<Real> sums[kLanes<Real>];
@@ -739,7 +749,7 @@ template <Operation operation, typename Real, typename Element>
   const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
   RowStream<Element> stream;
   row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), static_cast<Element*>(result),
-                                is_streamed<operation, Element>(part) ? &stream : nullptr,
+                                is_streamed<operation>(part, static_cast<Element*>(result)) ? &stream : nullptr,
                                 [=](std::int64_t i) NDSOFTMAX_INLINE {
                                   __builtin_prefetch(g + i + kPage<Element>);
                                   __builtin_prefetch(y + i + kPage<Element>);
