@@ -501,9 +501,9 @@ inline constexpr bool kStreams =
 //   - without, it has 128 bytes, of which most are whole registers; of 16 bits, and where rows end within registers,
 //     512: the register there is converted twice.
 // RowStream counts on a register a row and on addresses that are multiples of an element.
-template <Operation operation, typename Element>
+template <typename Element>
 bool is_streamed(const Rows& rows, const Element* result) {
-  if (!kStreams<operation, Element> || !rows.exceeds_caches) return false;
+  if (!rows.exceeds_caches) return false;
   if (reinterpret_cast<std::uintptr_t>(result) % sizeof(Element) != 0) return false;
   constexpr int size = static_cast<int>(sizeof(Element));
   const bool gaps = rows.stride[kResult] != rows.dim;
@@ -669,9 +669,10 @@ Vector<Real> row_product(std::int64_t dim, const Element* grad, const Element* o
   return products.sum();
 }
 
-template <Operation operation, typename Real, typename Element, typename Fetch>
+template <Operation operation, typename Real, typename Element, typename Stream, typename Fetch>
 void row_gradient(std::int64_t dim, const Element* grad, const Element* output, Vector<Real> sum, Element* result,
-                  RowStream<Element>* stream, const Fetch& fetch) {
+                  Stream stream, const Fetch& fetch) {
+  constexpr bool streamed = !std::is_null_pointer_v<Stream>;
   const auto one = [&](std::int64_t i, auto count) {
     fetch(i);
     const Vector<Real> g = read<Real>(grad + i, count, Real(0)), y = read<Real>(output + i, count, Real(0));
@@ -685,12 +686,12 @@ void row_gradient(std::int64_t dim, const Element* grad, const Element* output, 
                          gradient_of<operation, float>(g.odd, y.odd, sum)}
           .narrow();
     };
-    if (stream != nullptr) return stream->write(dim, result, two);
+    if constexpr (streamed) return stream->write(dim, result, two);
     for_interleaved(
         dim, interleaved_head(result, dim), [&](std::int64_t i, int) { store(result + i, two(i)); },
         [&](std::int64_t i, int, auto count) { write<Real>(result + i, one(i, count), count); });
   } else {
-    if (stream != nullptr) {
+    if constexpr (streamed) {
       constexpr std::integral_constant<int, kLanes<Real>> all;
       return stream->write(dim, result, [&](std::int64_t i) { return Convert<Element>::narrow(one(i, all)); });
     }
@@ -700,14 +701,13 @@ void row_gradient(std::int64_t dim, const Element* grad, const Element* output, 
 
 // Short rows of 16 bits wait for their reductions, so several advance together. Rows that come from memory wait for it:
 // they are fetched some thousand bytes ahead, and so is the place of the result, if it is not streamed.
-template <Operation operation, bool exceeds_caches, typename Real, typename Element>
-void rows_backward(const Rows& rows, const Element* g, const Element* y, Element* to) {
+template <Operation operation, bool exceeds_caches, typename Real, typename Element, typename Stream>
+void rows_backward(const Rows& rows, const Element* g, const Element* y, Element* to, Stream stream) {
   const std::int64_t fitting = sizeof(Element) < sizeof(Real) ? 512 / rows.dim : 1;
   const std::int64_t batch = fitting < 1 ? 1 : fitting < kLanes<Real> ? fitting : kLanes<Real>;
   constexpr std::int64_t far = 6144 / sizeof(Element);
   const std::int64_t ahead = rows.dim >= far ? 1 : far / rows.dim;
-  RowStream<Element> stream;
-  const bool streamed = exceeds_caches && is_streamed<operation>(rows, to);
+  constexpr bool streamed = !std::is_null_pointer_v<Stream>;
   for (std::int64_t left = rows.count; left > 0; left -= batch) {
     const std::int64_t count = left < batch ? left : batch;
     Vector<Real> sums[kLanes<Real>];
@@ -721,7 +721,7 @@ void rows_backward(const Rows& rows, const Element* g, const Element* y, Element
         __builtin_prefetch(far_y + i);
         if (ahead > 1 && !streamed) __builtin_prefetch(far_to + i, 1);
       };
-      row_gradient<operation, Real>(rows.dim, g, y, sums[row], to, streamed ? &stream : nullptr, fetch);
+      row_gradient<operation, Real>(rows.dim, g, y, sums[row], to, stream, fetch);
       g += rows.stride[kGrad];
       y += rows.stride[kSource];
       to += rows.stride[kResult];
@@ -733,10 +733,15 @@ template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_backward(const Rows& rows, const void* grad, const void* output, void* result) {
   const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
   auto* const to = static_cast<Element*>(result);
+  if constexpr (kStreams<operation, Element>)
+    if (is_streamed(rows, to)) {
+      RowStream<Element> stream;
+      return rows_backward<operation, true, Real>(rows, g, y, to, &stream);
+    }
   if (rows.exceeds_caches)
-    rows_backward<operation, true, Real>(rows, g, y, to);
+    rows_backward<operation, true, Real>(rows, g, y, to, nullptr);
   else
-    rows_backward<operation, false, Real>(rows, g, y, to);
+    rows_backward<operation, false, Real>(rows, g, y, to, nullptr);
 }
 
 template <Operation operation, typename Real, typename Element>
@@ -747,13 +752,17 @@ template <Operation operation, typename Real, typename Element>
 template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_gradients(const Rows& part, const void* grad, const void* output, Real sum, void* result) {
   const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
-  RowStream<Element> stream;
-  row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), static_cast<Element*>(result),
-                                is_streamed<operation>(part, static_cast<Element*>(result)) ? &stream : nullptr,
-                                [=](std::int64_t i) NDSOFTMAX_INLINE {
-                                  __builtin_prefetch(g + i + kPage<Element>);
-                                  __builtin_prefetch(y + i + kPage<Element>);
-                                });
+  auto* const to = static_cast<Element*>(result);
+  const auto fetch = [=](std::int64_t i) NDSOFTMAX_INLINE {
+    __builtin_prefetch(g + i + kPage<Element>);
+    __builtin_prefetch(y + i + kPage<Element>);
+  };
+  if constexpr (kStreams<operation, Element>)
+    if (is_streamed(part, to)) {
+      RowStream<Element> stream;
+      return row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), to, &stream, fetch);
+    }
+  row_gradient<operation, Real>(part.dim, g, y, broadcast(sum), to, nullptr, fetch);
 }
 
 // ------------------------------------------------------------------------------------------------ columns
