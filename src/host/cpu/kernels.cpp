@@ -738,7 +738,7 @@ template <Operation operation, typename Real, typename Element>
       RowStream<Element> stream;
       return rows_backward<operation, true, Real>(rows, g, y, to, &stream);
     }
-  if (rows.exceeds_caches)
+  if (rows.exceeds_caches && (sizeof(Element) > 2 || rows.dim >= 256))
     rows_backward<operation, true, Real>(rows, g, y, to, nullptr);
   else
     rows_backward<operation, false, Real>(rows, g, y, to, nullptr);
