@@ -11,13 +11,18 @@
 namespace ndsoftmax::cpu::NDSOFTMAX_CPU_NAMESPACE {
 namespace {
 
-// Of functions that do nothing but fetch: GCC drops calls of them, because they have no effect, before it flattens.
-#define NDSOFTMAX_INLINE __attribute__((always_inline))
-
 // Kernels are flattened: loops take their bodies as functions, and one that stayed a call would keep its accumulators
 // in memory.
 
 // ------------------------------------------------------------------------------------------------ load and store
+
+// Asks for the line of an element so far from here, which may be outside of all memory: a pointer may not.
+// Inlined at once, as must be all functions that do nothing else: GCC drops calls that have no effect.
+template <bool written = false, typename Element>
+[[gnu::always_inline]] inline void prefetch(const Element* from, std::int64_t distance) {
+  const auto address = reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(distance) * sizeof(Element);
+  __builtin_prefetch(reinterpret_cast<const void*>(address), written);
+}
 
 // A vector of elements as Real, or the first `count` of one, the others replaced by `padding`.
 template <typename Real, typename Element>
@@ -489,27 +494,33 @@ class RowStream {
   Element* end_ = nullptr;                   // of the last row
 };
 
-// Whether there is a stream at all: memory must be what takes the time. Elements of 16 bits wait for their conversion
-// where vectors are small or it comes after an exponential.
+// Rows of 16 bits that wait for the conversion of their vectors rather than for memory: to fetch them ahead takes 15 %
+// longer (67 elements; from 256 on nothing).
+template <typename Element>
+bool waits_for_conversion(std::int64_t dim) {
+  return sizeof(Element) == 2 && dim < 256;
+}
+
+// Whether there are streams at all: 16-bit results always wait for their conversion where vectors are small or it comes
+// after an exponential.
 template <Operation operation, typename Element>
 inline constexpr bool kStreams =
     sizeof(Element) > 2 ? kVectorBytes >= 32 : kVectorBytes == 64 && operation == Operation::softmax;
 
-// It pays where nothing of the result would stay in a cache, and (all of this measured)
-//   - the stream is 16 KB long: its end waits until everything has arrived (2 rows of 67 took 4 times as long),
-//   - with gaps between the rows, a row is 4 KB long: both of its ends are stored on their own, to lines just streamed,
-//   - without, it has 128 bytes, of which most are whole registers; of 16 bits, and where rows end within registers,
-//     512: the register there is converted twice.
-// RowStream counts on a register a row and on addresses that are multiples of an element.
+// A stream pays where nothing of the result would stay in a cache, and
+//   - it is 16 KB long: at its end it waits until all of it has arrived (streams of 2 rows of 67 floats take 4 times as
+//     long as no streams),
+//   - rows with gaps between them have 4 KB: both ends of each are stored on their own, to lines just streamed,
+//   - rows without have 128, most of them in whole registers: where a row ends within one, it is converted twice.
+// RowStream counts on a register in each row, and on elements that are aligned to their size.
 template <typename Element>
 bool is_streamed(const Rows& rows, const Element* result) {
-  if (!rows.exceeds_caches) return false;
-  if (reinterpret_cast<std::uintptr_t>(result) % sizeof(Element) != 0) return false;
-  constexpr int size = static_cast<int>(sizeof(Element));
+  const std::int64_t bytes = rows.dim * static_cast<std::int64_t>(sizeof(Element));
   const bool gaps = rows.stride[kResult] != rows.dim;
-  const bool ends_within = rows.dim % RowStream<Element>::kWidth > 0;
-  const std::int64_t least = gaps ? 4096 : size == 2 && ends_within ? 512 : 128;
-  return rows.dim * size >= least && rows.count * rows.dim * size >= 16384;
+  const bool whole = rows.dim % RowStream<Element>::kWidth == 0;
+  return rows.exceeds_caches && rows.count * bytes >= 16384 && bytes >= (gaps ? 4096 : 128) &&
+         (whole || !waits_for_conversion<Element>(rows.dim)) &&
+         reinterpret_cast<std::uintptr_t>(result) % sizeof(Element) == 0;
 }
 
 // body(place in a tile, chain, x) for each vector of a row. Of bfloat16, neighbouring vectors of a tile are
@@ -589,12 +600,13 @@ template <Operation operation, typename Real, typename Element>
       statistics[row] = row_load(rows.dim, from + row * rows.stride[kSource], tile + row * width)[0];
     for (std::int64_t row = 0; row < count; ++row) {
       Real* const at = tile + row * width;
-      const Element* const next = from + (row + count) * rows.stride[kSource];
-      const Element* const there = to + row * rows.stride[kResult];
+      const Element* const source_row = from + row * rows.stride[kSource];
+      const Element* const result_row = to + row * rows.stride[kResult];
+      const std::int64_t batch_ahead = count * rows.stride[kSource];
       const auto keep = [&](std::int64_t i, Vector<Real> shifted, Vector<Real> e) {
         store(at + i, softmax ? e : shifted);
-        __builtin_prefetch(next + i);
-        __builtin_prefetch(there + i, 1);
+        prefetch(source_row, batch_ahead + i);
+        prefetch<true>(result_row, i);
       };
       statistics[row] = row_sum(rows.dim, at, broadcast(statistics[row]), keep)[0];
     }
@@ -619,7 +631,7 @@ template <typename Real, typename Element>
     const Vector<Real> merged = larger(largest, row_load(size, from + begin, tile));
     const Vector<Real> shift = merged == -kInfinity<Real> ? Vector<Real>{} : merged;  // as MaxSum::shift
     const auto fetch = [&](std::int64_t i, Vector<Real>, Vector<Real>)
-                           NDSOFTMAX_INLINE { __builtin_prefetch(from + begin + kBlock + i); };
+                           __attribute__((always_inline)) { prefetch(from, begin + kBlock + i); };
     total = total * exp<Real>(largest - shift) + row_sum(size, tile, shift, fetch);
     largest = merged;
   }
@@ -645,9 +657,6 @@ template <Operation operation, typename Real, typename Element>
     write_tile(size, stage, to + first, [](Vector<Real> x) { return x; });
   }
 }
-
-template <typename Element>
-inline constexpr std::int64_t kPage = 4096 / sizeof(Element);
 
 template <Operation operation, typename Real, typename Element>
 Vector<Real> row_product(std::int64_t dim, const Element* grad, const Element* output) {
@@ -699,27 +708,32 @@ void row_gradient(std::int64_t dim, const Element* grad, const Element* output, 
   }
 }
 
-// Short rows of 16 bits wait for their reductions, so several advance together. Rows that come from memory wait for it:
-// they are fetched some thousand bytes ahead, and so is the place of the result, if it is not streamed.
-template <Operation operation, bool exceeds_caches, typename Real, typename Element, typename Stream>
+// So far ahead (elements) gradients and outputs that come from memory are fetched: 6 KB, because with 4 rows of 257
+// floats take a sixth longer.
+template <typename Element>
+inline constexpr std::int64_t kFar = 6144 / static_cast<std::int64_t>(sizeof(Element));
+
+// Short rows of 16 bits wait for their reductions, so several advance together. Of a result that is not streamed, the
+// place is fetched, too.
+template <Operation operation, bool fetched, typename Real, typename Element, typename Stream>
 void rows_backward(const Rows& rows, const Element* g, const Element* y, Element* to, Stream stream) {
+  constexpr bool streamed = !std::is_null_pointer_v<Stream>;
   const std::int64_t fitting = sizeof(Element) < sizeof(Real) ? 512 / rows.dim : 1;
   const std::int64_t batch = fitting < 1 ? 1 : fitting < kLanes<Real> ? fitting : kLanes<Real>;
-  constexpr std::int64_t far = 6144 / sizeof(Element);
-  const std::int64_t ahead = rows.dim >= far ? 1 : far / rows.dim;
-  constexpr bool streamed = !std::is_null_pointer_v<Stream>;
+  const std::int64_t ahead = rows.dim < kFar<Element> ? kFar<Element> / rows.dim : 1;
+  const std::int64_t far_g = ahead * rows.stride[kGrad], far_y = ahead * rows.stride[kSource],
+                     far_to = ahead * rows.stride[kResult];
   for (std::int64_t left = rows.count; left > 0; left -= batch) {
     const std::int64_t count = left < batch ? left : batch;
     Vector<Real> sums[kLanes<Real>];
     for (std::int64_t row = 0; row < count; ++row)
       sums[row] = row_product<operation, Real>(rows.dim, g + row * rows.stride[kGrad], y + row * rows.stride[kSource]);
     for (std::int64_t row = 0; row < count; ++row) {
-      const auto fetch = [=, far_g = g + ahead * rows.stride[kGrad], far_y = y + ahead * rows.stride[kSource],
-                          far_to = to + ahead * rows.stride[kResult]](std::int64_t i) NDSOFTMAX_INLINE {
-        if (!exceeds_caches) return;
-        __builtin_prefetch(far_g + i);
-        __builtin_prefetch(far_y + i);
-        if (ahead > 1 && !streamed) __builtin_prefetch(far_to + i, 1);
+      const auto fetch = [=](std::int64_t i) __attribute__((always_inline)) {
+        if (!fetched) return;
+        prefetch(g, far_g + i);
+        prefetch(y, far_y + i);
+        if (!streamed) prefetch<true>(to, far_to + i);
       };
       row_gradient<operation, Real>(rows.dim, g, y, sums[row], to, stream, fetch);
       g += rows.stride[kGrad];
@@ -738,7 +752,7 @@ template <Operation operation, typename Real, typename Element>
       RowStream<Element> stream;
       return rows_backward<operation, true, Real>(rows, g, y, to, &stream);
     }
-  if (rows.exceeds_caches && (sizeof(Element) > 2 || rows.dim >= 256))
+  if (rows.exceeds_caches && !waits_for_conversion<Element>(rows.dim))
     rows_backward<operation, true, Real>(rows, g, y, to, nullptr);
   else
     rows_backward<operation, false, Real>(rows, g, y, to, nullptr);
@@ -753,9 +767,9 @@ template <Operation operation, typename Real, typename Element>
 [[gnu::flatten]] void row_gradients(const Rows& part, const void* grad, const void* output, Real sum, void* result) {
   const auto *g = static_cast<const Element*>(grad), *y = static_cast<const Element*>(output);
   auto* const to = static_cast<Element*>(result);
-  const auto fetch = [=](std::int64_t i) NDSOFTMAX_INLINE {
-    __builtin_prefetch(g + i + kPage<Element>);
-    __builtin_prefetch(y + i + kPage<Element>);
+  const auto fetch = [=](std::int64_t i) __attribute__((always_inline)) {
+    prefetch(g, i + kFar<Element>);
+    prefetch(y, i + kFar<Element>);
   };
   if constexpr (kStreams<operation, Element>)
     if (is_streamed(part, to)) {
@@ -874,8 +888,8 @@ template <Operation operation, typename Real, typename Element>
       const Vector<Real> shifted = load<Vector<Real>>(tile + row * band + offset) - max[chain];
       const Vector<Real> e = exp<Real>(shifted);
       store(tile + row * band + offset, softmax ? e : shifted);
-      __builtin_prefetch(from + row * stride + column + offset + band);
-      __builtin_prefetch(to + row * result_stride + column + offset, 1);
+      prefetch(from, row * stride + column + offset + band);
+      prefetch<true>(to, row * result_stride + column + offset);
       return e;
     });
     for (int v = 0; v < vectors; ++v) factor[v] = factor_of<operation, Real>(sum[v]);
@@ -908,14 +922,14 @@ template <Operation operation, typename Real, typename Element>
         Vector<Real> sum[vectors] = {};
         sum_band<Real>(columns.dim, sum, [&](std::int64_t row, int offset, int) {
           const std::int64_t at = column + offset;
-          if (!streamed) __builtin_prefetch(to + row * result_stride + at, 1);
+          if (!streamed) prefetch<true>(to, row * result_stride + at);
           return product_of<operation, Real>(read<Real>(g + row * grad_stride + at, count, Real(0)),
                                              read<Real>(y + row * source_stride + at, count, Real(0)));
         });
         const auto gradient = [&](std::int64_t row, int offset, int chain) {
           const std::int64_t at = column + offset;
-          __builtin_prefetch(g + row * grad_stride + at + band);
-          __builtin_prefetch(y + row * source_stride + at + band);
+          prefetch(g, row * grad_stride + at + band);
+          prefetch(y, row * source_stride + at + band);
           const Vector<Real> gs = read<Real>(g + row * grad_stride + at, count, Real(0));
           const Vector<Real> ys = read<Real>(y + row * source_stride + at, count, Real(0));
           return gradient_of<operation, Real>(gs, ys, sum[chain]);
