@@ -23,8 +23,8 @@ struct Group {
 
 inline constexpr Group kNoGroup{1, {}};
 
-// A product of groups; the last one runs fastest. Beyond `rank` they are not even set, which would take as long as all
-// the rest of a Problem; but the first one always is.
+// A product of groups; the last one runs fastest. Those from `rank` on are not initialized (to clear them takes as long
+// as all the rest of a Problem), except groups[0], which is read even at rank 0.
 struct Axis {
   int rank = 0;
   std::int64_t size = 1;
