@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -38,13 +39,19 @@ void request_large_pages([[maybe_unused]] void* result, [[maybe_unused]] std::in
 #endif
 }
 
-// What a core has of the last cache. (glibc's sysconf() gives that of the whole processor.)
+// Where the system does not say.
+constexpr std::int64_t kUsualLastCacheBytes = 32 << 20;
+
+// The third cache that a core has, mostly with its neighbours. (glibc's sysconf() gives that of the whole processor.)
 std::int64_t last_cache_bytes() {
   static const std::int64_t bytes = [] {
-    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    const std::string cache = "/sys/devices/system/cpu/cpu0/cache/index3/";
+    std::ifstream level_file(cache + "level"), size_file(cache + "size");
+    int level = 0;
     std::int64_t size = 0;
     char unit = 0;
-    return file >> size >> unit && unit == 'K' ? size << 10 : 32 << 20;
+    const bool known = level_file >> level && level == 3 && size_file >> size >> unit && unit == 'K';
+    return known ? size << 10 : kUsualLastCacheBytes;
   }();
   return bytes;
 }
