@@ -29,8 +29,9 @@ void take_columns(Tiling& tiling, const Axis& inner, int lanes) {
   tiling.shape = Tiling::Shape::columns;
   if (inner.rank == 1 && inner.size >= 4 * lanes && inner.size * tiling.dim_size >= kRun) tiling.run = inner.size;
   std::int64_t width = std::min<std::int64_t>(kWidestPart, round_up(tiling.run, lanes));
+  // of whole columns, whole lines of the cache (two vectors of AVX2), which can be streamed
   if (tiling.dim_size * 4 * lanes <= kTile)
-    width = round_up(std::max<std::int64_t>(kComfortable / tiling.dim_size, 4 * lanes), lanes);
+    width = round_up(std::max<std::int64_t>(kComfortable / tiling.dim_size, 4 * lanes), 2 * lanes);
   else
     tiling.dim_per_part = kColumnsPart / width;
   tiling.positions_per_tile = tiling.period = width;
