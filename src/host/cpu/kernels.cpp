@@ -484,7 +484,8 @@ class RowStream {
   static int place(const Element* at) {  // in its register
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(at) / sizeof(Element) % kWidth);
   }
-  static void store_elements(Element* to, const Element* from, std::int64_t count) {  // no others: they may be a thread's
+  // No more of a register: those beside them may be another thread's.
+  static void store_elements(Element* to, const Element* from, std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
   }
   void store_waiting() const { store_elements(end_ - place(end_), waiting_, place(end_)); }
@@ -505,7 +506,7 @@ bool waits_for_conversion(std::int64_t dim) {
 // after an exponential.
 template <Operation operation, typename Element>
 inline constexpr bool kStreams =
-    sizeof(Element) > 2 ? kVectorBytes >= 32 : kVectorBytes == 64 && operation == Operation::softmax;
+    kCanStream && (sizeof(Element) > 2 || (kVectorBytes == 64 && operation == Operation::softmax));
 
 // A stream pays where nothing of the result would stay in a cache, and
 //   - it is 16 KB long: at its end it waits until all of it has arrived (streams of 2 rows of 67 floats take 4 times as
@@ -834,7 +835,7 @@ template <typename Real, int vectors, typename Element, typename Count, typename
 void write_band(std::int64_t dim, std::int64_t stride, Element* result, Count count, bool streamed, const Body& body) {
   if constexpr (sizeof(Element) == sizeof(Real)) {
     const auto at = [&](std::int64_t row, int offset) { return result + row * stride + offset; };
-    if constexpr (!std::is_same_v<Count, int>)
+    if constexpr (kCanStream && !std::is_same_v<Count, int>)
       if (streamed)
         return for_band<Real, vectors>(0, dim, [&](std::int64_t row, int offset, int chain) {
           stream(at(row, offset), body(row, offset, chain));
@@ -900,12 +901,12 @@ template <Operation operation, typename Real, typename Element>
   });
 }
 
-// As of rows; and only whole lines.
+// Columns that begin on a line of the cache in each row; most bands are of whole lines. (16 bits are never streamed.)
 template <typename Element>
 bool is_streamed(const Columns& columns, const Element* result) {
   constexpr int line = 64 / sizeof(Element);
-  return sizeof(Element) > 2 && kVectorBytes >= 32 && columns.exceeds_caches &&
-         elements_to_aligned<line>(result) == 0 && columns.stride[kResult] % line == 0;
+  return kCanStream && sizeof(Element) > 2 && columns.exceeds_caches &&
+         reinterpret_cast<std::uintptr_t>(result) % 64 == 0 && columns.stride[kResult] % line == 0;
 }
 
 // Whole columns, band after band: the second reading comes from the cache.

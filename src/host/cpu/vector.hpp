@@ -66,17 +66,17 @@ void store(Element* to, Register value) {
   *reinterpret_cast<typename Unaligned<Register>::type*>(to) = value;
 }
 
-// Past the caches, where the instruction set can: `to` must be aligned to the register's size, and fence() must follow.
+// Past the caches: `to` must be aligned to the register's size, and fence() must follow.
+inline constexpr bool kCanStream = kVectorBytes >= 32;
 template <typename Element, typename Register>
-void stream(Element* to, Register value) {
+void stream([[maybe_unused]] Element* to, [[maybe_unused]] Register value) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Register) == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
 #endif
 #if defined(__AVX2__)
-  if constexpr (sizeof(Register) == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
-  if constexpr (sizeof(Register) == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)value);
+  static_assert(sizeof(Register) >= 32);
+  if constexpr (sizeof(Register) == 32) _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
 #endif
-  store(to, value);
 }
 
 // What was streamed is seen by other threads before what is stored from here on.
