@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import assert_close
 from strategies import FLOATS, HALVES, Call, calls, layouts, numbers
+from torch import Tensor
 
 SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
 BACKWARD = {False: ndsoftmax.ops.softmax_backward, True: ndsoftmax.ops.log_softmax_backward}
 
+# As launch.cpp has it.
 LEVEL_3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 LAST_CACHE_BYTES = int(LEVEL_3.read_text().rstrip("K\n")) << 10 if LEVEL_3.exists() else 32 << 20
 no_large_cache = pytest.mark.skipif(LAST_CACHE_BYTES > 128 << 20, reason="too much memory to exceed this cache")
@@ -43,22 +46,47 @@ def test_operator_narrows_to_input_dtype(device: str, call: Call, narrow: torch.
     assert_close(got, exact, magnitude, eps=torch.finfo(torch.float32).eps)
 
 
+def assert_backward(grad: Tensor, output: Tensor, apart: Tensor, dim: int, *, log: bool) -> None:
+    """The kernel's gradient is right in a result apart, and in place over either operand."""
+    exact = oracle.backward(grad, output, dim, log=log)
+    magnitude = oracle.magnitude(grad, output, dim, log=log)
+    over_grad, over_output = grad.clone(), output.clone()
+    for g, y, result in ((grad, output, apart), (over_grad, output, over_grad), (grad, over_output, over_output)):
+        ndsoftmax._C.backward(g, y, result, (dim,), log, torch.get_num_threads())
+        assert_close(result, exact, magnitude, eps=torch.finfo(computed_in(grad.dtype)).eps)
+
+
 @no_large_cache
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize(("dim", "gap", "offset"), [(67, 0, 1), (257, 3, 0), (100_003, 0, 5)])
+@pytest.mark.parametrize(("dim", "gap", "offset"), [(67, 0, 1), (257, 3, 0), (2050, 3, 1), (100_003, 0, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
 def test_cpu_rows_that_no_cache_holds(dtype: torch.dtype, dim: int, gap: int, offset: int, log: bool) -> None:
     rows = LAST_CACHE_BYTES // (3 * dim * dtype.itemsize) + 2
     grad, output = (numbers(rows * dim, seed, dtype).view(rows, dim) * 0.1 for seed in (0, 1))
     room = torch.full((rows * (dim + gap) + 2 * offset,), 3.0, dtype=dtype)
     inside = room[offset : room.numel() - offset].view(rows, dim + gap)
-    exact = oracle.backward(grad, output, 1, log=log)
-    magnitude = oracle.magnitude(grad, output, 1, log=log)
-    for result in (inside[:, :dim], grad):  # the last: in place
-        ndsoftmax._C.backward(grad, output, result, (1,), log, torch.get_num_threads())
-        assert_close(result, exact, magnitude, eps=torch.finfo(computed_in(dtype)).eps)
+    assert_backward(grad, output, inside[:, :dim], 1, log=log)
     for around in (room[:offset], room[room.numel() - offset :], inside[:, dim:]):
         assert (around == 3).all()
+
+
+@no_large_cache
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(("rows", "dim", "expanded"), [(2, 67, True), (67, 67, False), (5, 1100, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
+def test_cpu_stretches_of_rows_that_no_cache_holds(
+    dtype: torch.dtype, rows: int, dim: int, expanded: bool, log: bool
+) -> None:
+    shape = (LAST_CACHE_BYTES // (2 * rows * dim * dtype.itemsize) + 2, rows, dim)
+    count = shape[0] * rows * dim
+    output = numbers(count, 1, dtype).view(shape) * 0.1
+    if expanded:
+        grad = (numbers(count // rows, 0, dtype) * 0.1).view(shape[0], 1, dim).expand(shape)
+    else:
+        grad = (numbers(count, 0, dtype) * 0.1).view(rows, shape[0], dim).transpose(0, 1)
+    room = torch.full((count + 2,), 3.0, dtype=dtype)
+    assert_backward(grad, output, room[1:-1].view(shape), 2, log=log)
+    assert (room[[0, -1]] == 3).all()
 
 
 @no_large_cache
@@ -70,14 +98,23 @@ def test_cpu_columns_that_no_cache_holds(dtype: torch.dtype, width: int, offset:
     count = shape[0] * 9 * width
     grad, output = (numbers(count, seed, dtype).view(shape) * 0.1 for seed in (0, 1))
     room = torch.full((count + offset + 16,), 3.0, dtype=dtype)
-    inside = room[offset : offset + count].view(shape)
-    exact = oracle.backward(grad, output, 1, log=log)
-    magnitude = oracle.magnitude(grad, output, 1, log=log)
-    for result in (inside, grad):  # the last: in place
-        ndsoftmax._C.backward(grad, output, result, (1,), log, torch.get_num_threads())
-        assert_close(result, exact, magnitude, eps=torch.finfo(computed_in(dtype)).eps)
+    assert_backward(grad, output, room[offset : offset + count].view(shape), 1, log=log)
     assert (room[:offset] == 3).all()
     assert (room[offset + count :] == 3).all()
+
+
+@no_large_cache
+@pytest.mark.parametrize("dim", [1, 2], ids=["columns", "rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
+def test_cpu_result_between_two_elements(dtype: torch.dtype, dim: int) -> None:
+    shape = (LAST_CACHE_BYTES // (3 * 16 * 1024 * dtype.itemsize) + 2, 16, 1024)
+    count = math.prod(shape)
+    grad, output = (numbers(count, seed, dtype).view(shape) * 0.1 for seed in (0, 1))
+    memory = bytearray(count * dtype.itemsize + 64)
+    to_line = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % 64
+    result = torch.frombuffer(memory, dtype=dtype, offset=to_line + dtype.itemsize // 2, count=count).view(shape)
+    assert result.data_ptr() % dtype.itemsize
+    assert_backward(grad, output, result, dim, log=False)
 
 
 @given(call=calls(), widen=st.booleans())
