@@ -54,6 +54,10 @@ __device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arg
   return kHasClusters ? arguments.cluster.size : 1;
 }
 
+// Whether vectors are words, whose tiles overlap.
+template <typename Operation, int kVector>
+inline constexpr bool kWords = kVector * sizeof(typename Operation::Source) < tuning::kVectorBytes;
+
 // The states of the columns of one vector: they move through shared memory 16 bytes at a time, where there are as many.
 template <typename Operation, int kVector>
 struct alignas(std::min<std::size_t>(tuning::kVectorBytes, kVector * sizeof(typename Operation::State))) VectorStates {
@@ -162,7 +166,7 @@ __device__ __forceinline__ void store_if(bool condition, const Vec<T, N>& vector
 #endif
 }
 
-template <typename Operation, int kItems, int kColumns>
+template <typename Operation, int kItems, int kVector>
 class HeldColumns {
  public:
   using Source = typename Operation::Source;
@@ -171,11 +175,10 @@ class HeldColumns {
   using Term = typename Operation::Term;
   static constexpr bool kForward = !kIsBackward<Operation>;
   static constexpr bool kRaw = sizeof(Source) == 2;
-  static constexpr int kVector = kColumns;
   static constexpr int kTogether = tuning::columns_together(kVector * sizeof(Source), kItems);
-  // Halves of lines that lie far apart are slow to come: L2 is to fetch the other one, which a neighbour wants, at once
-  // (512 x 65536 of float32, dim 0: 82 us, so 78; 2048 x 16384 88, 81; of 16 bits as fast without).
-  static constexpr bool kLines = kVector * sizeof(Source) == tuning::kVectorBytes && sizeof(Source) == 4;
+  // Halves of lines that lie far apart are slow to come: L2 fetches the other one at once, which a neighbour wants
+  // (512 x 65536 of float32, dim 0: 78 us instead of 82; 2048 x 16384: 81, 88; of 16 bits as fast without).
+  static constexpr bool kLines = !kWords<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
   using States = VectorStates<Operation, kVector>;
 
   struct Finishes {
@@ -386,11 +389,9 @@ struct Place {
   int column;  // of the tile
   int outer, inner;
 
-  __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, int tile, int column, int row,
+  __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, int vector, int column, int row,
                                    bool exists = true)
-      : arguments(arguments), row(row), column(column) {
-    int vector = tile * arguments.step + column;
-    this->exists = exists && vector < arguments.vectors;
+      : arguments(arguments), row(row), exists(exists && vector < arguments.vectors), column(column) {
     if (vector >= arguments.vectors) vector = arguments.vectors - 1;  // holds what the last one does
     outer = arguments.inner.quotient(vector);
     inner = vector - outer * arguments.inner.size;
@@ -421,16 +422,10 @@ struct Place {
     using Result = typename Operation::Result;
     if (!exists) return;
     Result* const result = arguments.result + offset(kResult);
-    const auto lower_half = [](auto x) { return static_cast<unsigned>(x); };
-    auto at = lower_half(reinterpret_cast<std::uintptr_t>(result));
-    held.store(finish, result, step(kResult), [&, apart = lower_half(step(kResult))] {
-      if constexpr (kVector * sizeof(typename Operation::Source) == tuning::kVectorBytes) return true;
-      constexpr int kBytes = kVector * sizeof(Result);
-      const int phase = arguments.in_place ? 0 : static_cast<int>(at % tuning::kSectorBytes);
-      at += apart;
-      return work::writes_sector(column * kBytes, min(inner, tuning::kSectorBytes) * kBytes, phase,
-                                 arguments.step * kBytes);
-    });
+    if constexpr (kWords<Operation, kVector>)
+      held.store(finish, result, step(kResult), whole_sectors(result));
+    else
+      held.store(finish, result, step(kResult), [] { return true; });
     if constexpr (Operation::kFused)
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {  // of tainted columns, which are rare
@@ -447,6 +442,18 @@ struct Place {
   // Elements of an operand between those of dim that a thread has.
   __device__ __forceinline__ std::int64_t steps(int operand) const {
     return arguments.dim_stride[operand] * arguments.along.size;
+  }
+  // Says of one item after the other whether it is this thread's to store.
+  __device__ __forceinline__ auto whole_sectors(typename Operation::Result* result) const {
+    constexpr int kBytes = kVector * sizeof(*result);
+    const auto lower_half = [](auto x) { return static_cast<unsigned>(x); };
+    return
+        [this, at = lower_half(reinterpret_cast<std::uintptr_t>(result)), apart = lower_half(step(kResult))]() mutable {
+          const int phase = arguments.in_place ? 0 : static_cast<int>(at % tuning::kSectorBytes);
+          at += apart;
+          return work::writes_sector(column * kBytes, min(inner, tuning::kSectorBytes) * kBytes, phase,
+                                     arguments.step * kBytes);
+        };
   }
   // The columns at an element of dim, as neighbours along a line.
   __device__ __forceinline__ auto line(int item) const {
@@ -471,7 +478,8 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     await_kernel_before();
     let_next_kernel_begin();
     const int tile = static_cast<int>(arguments.first_block) + blockIdx.x;
-    const auto place_of = [&](int turn) { return PlaceOf(arguments, tile, turn * blockDim.x + threadIdx.x, 0); };
+    const int first = tile * kTurns * blockDim.x + threadIdx.x;
+    const auto place_of = [&](int turn) { return PlaceOf(arguments, first + turn * blockDim.x, 0, 0); };
     HeldOf held[kTurns];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) place_of(turn).load(held[turn], arguments.items, arguments.items);
@@ -486,7 +494,8 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     const int along = arguments.along.size, cluster = cluster_of(arguments);
     auto thread = work::tile_thread(threadIdx.x, arguments.run, arguments.along);
     // in place, what another tile may have written already is not read
-    const bool idle = thread.column >= (arguments.in_place ? arguments.step : arguments.width);
+    const bool narrow = kWords<Operation, kVector> && arguments.in_place;
+    const bool idle = thread.column >= (narrow ? arguments.step : arguments.width);
     if (idle) thread = {};
     __shared__ ArrivalBarrier complete;
     const ColumnsExchange<Operation, kVector> exchange(arguments, complete);
@@ -495,7 +504,8 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
 
     const int block = static_cast<int>(arguments.first_block) + blockIdx.x, tile = arguments.cluster.quotient(block);
     const int begin = (block - tile * cluster) * arguments.rows;
-    const PlaceOf place(arguments, tile, thread.column, begin + thread.along, !idle);
+    const int apart = kWords<Operation, kVector> ? arguments.step : arguments.width;
+    const PlaceOf place(arguments, tile * apart + thread.column, thread.column, begin + thread.along, !idle);
     const int rows = idle ? 0 : max(0, min(arguments.rows, arguments.dim - begin));
     HeldOf held;
     const int whole = arguments.along.quotient(rows), mine = whole + (thread.along < rows - whole * along);
