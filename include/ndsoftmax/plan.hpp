@@ -41,7 +41,7 @@ Regime regime_from(std::string_view name, std::string_view given_for);
 struct Plan {
   Regime regime = Regime::warp;
   bool staged = false;  // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors;
-                        // cluster: rows stay there
+                        // cluster: rows stay there; strided: tiles lie there, or else threads hold columns
   bool ragged = false;  // rows begin or end within a vector
   int log2_dim = 0;     // warp, not staged: of the row, rounded up to a power of two, but at most 11
   int vector = 1;       // elements moved by one access; strided: columns that a thread works on at once

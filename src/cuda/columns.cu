@@ -41,8 +41,7 @@ struct ColumnsArguments {
   work::Divider run, along, cluster;
   int log2_lanes;
   int width;  // vectors of columns that a block has
-  int step;   // from those of a tile to those of the next, whose first ones it has, too
-  bool in_place;
+  int step;   // from those of a tile to those of the next; fewer: tiles overlap, and write whole sectors
   int log2_fold;
   work::Divider strip;  // columns of an element of dim, where they are folded
   int log2_parts[2];    // threads that combine a column: of the states of a block's teams, and of a cluster's blocks
@@ -54,7 +53,7 @@ __device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arg
   return kHasClusters ? arguments.cluster.size : 1;
 }
 
-// Whether vectors are words, whose tiles overlap.
+// Whether vectors are words, whose tiles may overlap.
 template <typename Operation, int kVector>
 inline constexpr bool kWords = kVector * sizeof(typename Operation::Source) < tuning::kVectorBytes;
 
@@ -176,8 +175,10 @@ class HeldColumns {
   static constexpr bool kForward = !kIsBackward<Operation>;
   static constexpr bool kRaw = sizeof(Source) == 2;
   static constexpr int kTogether = tuning::columns_together(kVector * sizeof(Source), kItems);
+  static_assert(kItems % kTogether == 0);
   // Halves of lines that lie far apart are slow to come: L2 fetches the other one at once, which a neighbour wants
-  // (512 x 65536 of float32, dim 0: 78 us instead of 82; 2048 x 16384: 81, 88; of 16 bits as fast without).
+  // (512 x 65536 of float32, dim 0: 78 us instead of 82; 2048 x 16384: 81, 88; of 16 bits as fast without, and what is
+  // fused has no registers to spare).
   static constexpr bool kLines = !kWords<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
   using States = VectorStates<Operation, kVector>;
 
@@ -449,10 +450,9 @@ struct Place {
     const auto lower_half = [](auto x) { return static_cast<unsigned>(x); };
     return
         [this, at = lower_half(reinterpret_cast<std::uintptr_t>(result)), apart = lower_half(step(kResult))]() mutable {
-          const int phase = arguments.in_place ? 0 : static_cast<int>(at % tuning::kSectorBytes);
+          const int phase = arguments.step < arguments.width ? static_cast<int>(at % tuning::kSectorBytes) : 0;
           at += apart;
-          return work::writes_sector(column * kBytes, min(inner, tuning::kSectorBytes) * kBytes, phase,
-                                     arguments.step * kBytes);
+          return work::writes_sector(column * kBytes, inner, kBytes, phase, arguments.step * kBytes);
         };
   }
   // The columns at an element of dim, as neighbours along a line.
@@ -493,9 +493,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
   } else {
     const int along = arguments.along.size, cluster = cluster_of(arguments);
     auto thread = work::tile_thread(threadIdx.x, arguments.run, arguments.along);
-    // in place, what another tile may have written already is not read
-    const bool narrow = kWords<Operation, kVector> && arguments.in_place;
-    const bool idle = thread.column >= (narrow ? arguments.step : arguments.width);
+    const bool idle = thread.column >= arguments.width;
     if (idle) thread = {};
     __shared__ ArrivalBarrier complete;
     const ColumnsExchange<Operation, kVector> exchange(arguments, complete);
@@ -504,8 +502,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
 
     const int block = static_cast<int>(arguments.first_block) + blockIdx.x, tile = arguments.cluster.quotient(block);
     const int begin = (block - tile * cluster) * arguments.rows;
-    const int apart = kWords<Operation, kVector> ? arguments.step : arguments.width;
-    const PlaceOf place(arguments, tile * apart + thread.column, thread.column, begin + thread.along, !idle);
+    const PlaceOf place(arguments, tile * arguments.step + thread.column, thread.column, begin + thread.along, !idle);
     const int rows = idle ? 0 : max(0, min(arguments.rows, arguments.dim - begin));
     HeldOf held;
     const int whole = arguments.along.quotient(rows), mine = whole + (thread.along < rows - whole * along);
@@ -558,9 +555,10 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.run = work::Divider(plan.run);
     arguments.along = work::Divider(layout.along);
     arguments.log2_lanes = log2(work::tile_team(plan.run, layout.along));
-    arguments.width = layout.width;
+    // in place, a tile must not have columns that another one writes
+    const bool in_place = pointers.result == pointers.source || pointers.result == pointers.grad;
+    arguments.width = in_place ? layout.step : layout.width;
     arguments.step = layout.step;
-    arguments.in_place = pointers.result == pointers.source || pointers.result == pointers.grad;
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);

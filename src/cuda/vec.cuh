@@ -105,6 +105,7 @@ struct Vec {
 
   // The same of 16 bytes, while L2 fetches their whole line of memory.
   __device__ __forceinline__ static Vec load_with_line(const T* from) {
+    static_assert(kBytes == 16);
 #if defined(__CUDACC__)
     Vec vec;
     asm volatile("ld.global.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -123,18 +123,17 @@ void walk_split_rows(const Problem& problem, const Plan& plan, Counts& counts) {
   }
 }
 
-// As far as it is known where the result begins.
-bool writes_sector(const Problem& problem, std::int64_t outer, std::int64_t element, std::int64_t inner, int column,
-                   int step) {
+// Whether a thread stores the vector at `inner` of an element of dim, as far as it is known where the result begins.
+bool writes_vector(const Problem& problem, const Plan& plan, const ColumnsLayout& layout, int column,
+                   std::int64_t outer, std::int64_t element, std::int64_t inner) {
+  if (layout.step == layout.width) return true;
   const auto offset = [](const Axis& axis, std::int64_t i) {
     return axis.rank == 0 ? 0 : i * axis.groups[0].stride[kResult];
   };
-  const int bytes = size_of(problem.result);
-  const std::int64_t before = offset(problem.outer, outer) + offset(problem.dim, element) + inner;
-  const auto phase = static_cast<int>((problem.misalignment[kResult] + before * bytes) % tuning::kSectorBytes);
-  return work::writes_sector(column * bytes,
-                             static_cast<int>(std::min<std::int64_t>(inner, tuning::kSectorBytes)) * bytes, phase,
-                             step * bytes);
+  const int bytes = size_of(problem.result), vector = plan.vector * bytes;
+  const std::int64_t at = (offset(problem.outer, outer) + offset(problem.dim, element)) * bytes + inner * vector;
+  const auto phase = static_cast<int>((problem.misalignment[kResult] + at) % tuning::kSectorBytes);
+  return work::writes_sector(column * vector, inner, vector, phase, layout.step * vector);
 }
 
 void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
@@ -151,8 +150,7 @@ void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
       for (int item = 0; item < plan.items; ++item) {
         const std::int64_t row = item * layout.along + thread.along;
         if (row >= layout.rows || begin + row >= layout.dim) continue;
-        if (layout.step == layout.width || writes_sector(problem, outer, begin + row, within * plan.vector,
-                                                         thread.column * plan.vector, layout.step * plan.vector))
+        if (writes_vector(problem, plan, layout, thread.column, outer, begin + row, within))
           counts.slab(outer, ((begin + row) * layout.inner + within) * plan.vector, plan.vector);
       }
     }

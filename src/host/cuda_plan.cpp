@@ -527,21 +527,15 @@ bool slabs_are_vectors(const Problem& problem, int vector) {
   return true;
 }
 
-// Vectors of columns in registers, of which a thread has every along'th element of dim.
-std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
-                                 const tuning::Architecture& architecture) {
+// Vectors of columns, or folded ones, or words, in registers; a thread has every along'th element of dim.
+std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
+                                 int vector) {
   const int bytes = size_of(problem.source), operands = sources_of(problem);
-  if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
+  if (tuning::columns_kernels(vector * bytes, bytes, problem.fused.any) == 0) return {};
   Plan plan;
   plan.regime = Regime::strided;
-  plan.vector = tuning::kVectorBytes / bytes;
-  const bool whole_vectors = columns_are_vectors(problem, plan.vector);
-  const int word = std::max(1, tuning::kColumnsWordBytes / bytes);
-  const bool words = !whole_vectors && columns_are_vectors(problem, word) && !problem.fused.any &&
-                     strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip;
-  if (words) plan.vector = word;
-  if (!whole_vectors && !words && !slabs_are_vectors(problem, plan.vector)) return {};
-  if (tuning::columns_kernels(plan.vector * bytes, bytes, problem.fused.any) == 0) return {};
+  plan.vector = vector;
+  const bool words = holds_words(problem, plan);
   const ColumnsLayout layout = columns_layout(problem, plan);
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
   if (layout.fold > 1 && problem.direction == Direction::forward && dim < tuning::kColumnsMinFolded) return {};
@@ -589,7 +583,6 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     if (shape.cluster > architecture.max_cluster) return false;
     plan.run =
         static_cast<int>(std::min<std::int64_t>(shape.segment / (plan.vector * bytes), power_of_two_from(strip)));
-    if (plan.run < 2 * columns_overlap(problem, plan)) return false;
     share(shape.cluster);
     return plan.run * along <= std::min(shape.threads, most_threads);
   };
@@ -605,7 +598,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     width = width_now();
     return true;
   };
-  if (layout.fold > 1 || (!words && strip * tuning::kVectorBytes < tuning::kColumnsMinStrip)) {
+  if (layout.fold > 1 || strip * vector * bytes < tuning::kColumnsMinStrip) {
     const bool runs = slabs_are_runs(problem) && problem.dim.groups[0].stride[kResult] == problem.inner.size;
     if (!runs || !whole()) return {};
   } else if (!parts()) {
@@ -634,6 +627,18 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
           ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
           : "another dimension runs faster than dim; threads hold vectors of columns in registers";
   return plan;
+}
+
+std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
+                                 const tuning::Architecture& architecture) {
+  if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
+  const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes;
+  const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
+  if (columns_are_vectors(problem, vector)) return of(vector);
+  const int word = std::max(1, tuning::kColumnsWordBytes / bytes);
+  if (strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip && columns_are_vectors(problem, word))
+    if (const auto words = of(word)) return words;
+  return slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
 }
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
@@ -839,9 +844,19 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 
 }  // namespace
 
-int columns_overlap(const Problem& problem, const Plan& plan) {
-  if (plan.vector * size_of(problem.source) == tuning::kVectorBytes) return 0;
-  return tuning::kSectorBytes / (plan.vector * size_of(problem.result));
+bool holds_words(const Problem& problem, const Plan& plan) {
+  return plan.vector * size_of(problem.source) < tuning::kVectorBytes;
+}
+
+// Vectors that a tile has of the next one, so that it can write whole sectors of rows that begin anywhere.
+static int columns_overlap(const Problem& problem, const Plan& plan) {
+  if (!holds_words(problem, plan)) return 0;
+  const int bytes = size_of(problem.result);
+  const auto begins_on_sectors = [&](const Axis& axis) {
+    return axis.rank == 0 || axis.groups[0].stride[kResult] * bytes % tuning::kSectorBytes == 0;
+  };
+  const bool alike = begins_on_sectors(problem.outer) && begins_on_sectors(problem.dim);
+  return alike ? 0 : tuning::kSectorBytes / (plan.vector * bytes);
 }
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
@@ -857,7 +872,7 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
 }
 
 int columns_kernel(const Problem& problem, const Plan& plan) {
-  if (plan.vector * size_of(problem.source) < tuning::kVectorBytes) return 0;
+  if (holds_words(problem, plan)) return 0;
   const int vectors = plan.items * sources_of(problem);
   const bool alone = plan.threads_per_row == 1 && fold_of(problem, plan.vector) == 1;
   int kernel = alone ? 0 : 1;

@@ -53,12 +53,13 @@ struct ColumnsLayout {
   int width;           // of columns, that a block has
   int step;            // from the columns of a tile to those of the next
 };
-// Vectors that tiles have of the next one, where rows do not begin on sectors.
-int columns_overlap(const Problem& problem, const Plan& plan);
+
+// Whether the vectors of such a plan are words.
+bool holds_words(const Problem& problem, const Plan& plan);
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
 
-// Which of tuning::kColumnsKernels it runs.
+// Which kernel it runs: of vectors one of tuning::kColumnsKernels, of words the only one there is.
 int columns_kernel(const Problem& problem, const Plan& plan);
 const tuning::ColumnsKernel& columns_kernel_of(const Problem& problem, const Plan& plan);
 

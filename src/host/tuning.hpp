@@ -374,6 +374,7 @@ inline constexpr Array kColumnWordsShapes{
     ColumnsShape{256, 256, 8},         ColumnsShape{256, 256, 16}, ColumnsShape{256, 512, 16},
     ColumnsShape{kLineBytes, 512, 16},
 };
+static_assert(kColumnWordsShapes.back().segment >= 2 * kSectorBytes * kColumnsWordBytes / 2);  // 16-bit results overlap
 
 // A tile lies in shared memory, and what lies there is what is under way: 128 KiB a multiprocessor reach the speed of
 // memory, a third more covers blocks that compute. Narrow tiles of small dims are a block of 128 threads, of which

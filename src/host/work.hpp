@@ -85,9 +85,12 @@ NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, const Divider& run, con
 
 // Whether a tile writes one of its columns, where rows do not begin on sectors of memory, which are slow to write in
 // parts: tiles, a `step` apart, overlap, and the one whose step has the first column of a sector writes the whole
-// sector. In bytes, `column`: before it in the tile, `inner`: among all neighbours, `phase`: in the sector.
-NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, int inner, int phase, int step) {
-  return static_cast<unsigned>(column - (phase < inner ? phase : inner)) < static_cast<unsigned>(step);
+// sector. In bytes, `column`: before it in the tile, `phase`: before it in the sector; `inner` vectors of so many bytes
+// are before it among all neighbours.
+NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, std::int64_t inner, int bytes, int phase, int step) {
+  const int own = static_cast<int>(inner < 32 ? inner : 32) * bytes;  // or more, but no sector has
+  const int before = phase < own ? phase : own;
+  return static_cast<unsigned>(column - before) < static_cast<unsigned>(step);
 }
 
 // Threads along the same columns that lie in one warp, `run` lanes apart: a power of two, or they are not a team.

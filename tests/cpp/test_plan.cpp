@@ -6,6 +6,7 @@
 
 #include "check.hpp"
 #include "host/cuda_plan.hpp"
+#include "host/work.hpp"
 
 using namespace ndsoftmax;
 
@@ -28,6 +29,31 @@ Problem problem(std::int64_t outer, std::int64_t dim, std::int64_t inner, DType 
 
 Regime regime(const Problem& problem, int compute_capability) { return plan(problem, gpu(compute_capability)).regime; }
 
+// Of rows of `inner` vectors of so many bytes that begin `phase` into a sector, each `drift` further than the one
+// before: whether tiles that overlap by a sector write each vector once, and none a part of a sector that another has,
+// too.
+bool write_whole_sectors(int bytes, int step, int inner, int phase, int drift, int rows) {
+  constexpr int kSector = tuning::kSectorBytes;
+  const int width = step + kSector / bytes, tiles = (rows * inner + step - 1) / step;
+  std::vector<int> writer(static_cast<std::size_t>(rows * inner), -1);
+  const auto phase_of = [&](int row, int i) { return (phase + row * drift + i * bytes) % kSector; };
+  for (int tile = 0; tile < tiles; ++tile)
+    for (int column = 0; column < width; ++column) {
+      const int vector = tile * step + column, row = vector / inner, i = vector % inner;
+      if (row >= rows || !work::writes_sector(column * bytes, i, bytes, phase_of(row, i), step * bytes)) continue;
+      int& by = writer[static_cast<std::size_t>(vector)];
+      if (by != -1) return false;
+      by = tile;
+    }
+  for (int vector = 0; vector < rows * inner; ++vector) {
+    const auto v = static_cast<std::size_t>(vector);
+    if (writer[v] == -1) return false;
+    const int i = vector % inner;
+    if (i > 0 && phase_of(vector / inner, i) > 0 && writer[v] != writer[v - 1]) return false;
+  }
+  return true;
+}
+
 bool covers(const Problem& problem, const Plan& plan) {
   const auto counts = coverage(problem, plan);
   return std::all_of(counts.begin(), counts.end(), [](int count) { return count == 1; });
@@ -48,7 +74,7 @@ int main() {
   CHECK(regime(problem(8, 19, 4096), 90) == Regime::strided);
 
   for (const std::int64_t dim : {1, 3, 21, 197, 700, 1024, 1025, 5000, 40001})
-    for (const std::int64_t inner : {1, 3, 49, 64})
+    for (const std::int64_t inner : {1, 3, 49, 64, 262})
       for (const DType dtype : {DType::float16, DType::float32, DType::float64}) {
         const Problem here = problem(5, dim, inner, dtype);
         for (const int compute_capability : {75, 80, 90}) CHECK(covers(here, plan(here, gpu(compute_capability))));
@@ -56,6 +82,22 @@ int main() {
           if (inner == 1) CHECK(covers(here, plan(here, gpu(90), forced)));
         CHECK(covers(here, plan(here, gpu(90), Regime::strided)));
       }
+
+  // columns that no vectors divide: words in tiles that overlap, or, where those do not fit, folded ones
+  for (const int bytes : {2, 4, 8})
+    for (const int step : {16, 48, 56, 120})
+      for (const int inner : {1, 7, 55, 56, 131})
+        for (int phase = 0; phase < tuning::kSectorBytes; phase += bytes)
+          for (int drift = 0; drift < tuning::kSectorBytes; drift += bytes)
+            CHECK(write_whole_sectors(bytes, step, inner, phase, drift, 5));
+  for (const std::int64_t dim : {1, 40, 700, 5000})
+    for (const std::int64_t inner : {131, 257, 1001}) {
+      const Plan words = plan(problem(3, dim, inner), gpu(90));
+      CHECK(!words.staged && words.vector == 1 && words.passes == 1);
+      CHECK(covers(problem(3, dim, inner), words));
+    }
+  const Plan folded = plan(problem(256, 132, 131), gpu(80));
+  CHECK(!folded.staged && folded.vector == 4 && folded.passes == 1);
 
   // every width fits in little shared memory, forward and backward, from and to every dtype, and is covered; also where
   // there are rows enough to stage them
