@@ -41,10 +41,10 @@ struct ColumnsArguments {
   work::Divider run, along, cluster;
   int log2_lanes;
   int width;  // vectors of columns that a block has
-  int step;   // from those of a tile to those of the next; fewer: tiles overlap, and write whole sectors
   int log2_fold;
   work::Divider strip;  // columns of an element of dim, where they are folded
   int log2_parts[2];    // threads that combine a column: of the states of a block's teams, and of a cluster's blocks
+  int step;  // of tiles, in vectors of columns; fewer than a block has: they overlap, and write whole sectors
   Fusing<Operation> fusing;
 };
 
