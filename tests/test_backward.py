@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import ndsoftmax
@@ -19,9 +18,7 @@ from torch import Tensor
 SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
 BACKWARD = {False: ndsoftmax.ops.softmax_backward, True: ndsoftmax.ops.log_softmax_backward}
 
-# As launch.cpp has it.
-LEVEL_3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-LAST_CACHE_BYTES = int(LEVEL_3.read_text().rstrip("K\n")) << 10 if LEVEL_3.exists() else 32 << 20
+LAST_CACHE_BYTES = ndsoftmax._C.last_cache_bytes()
 no_large_cache = pytest.mark.skipif(LAST_CACHE_BYTES > 128 << 20, reason="too much memory to exceed this cache")
 
 

@@ -572,6 +572,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("VERSION") = NDSOFTMAX_VERSION;
   module.attr("HAS_CUDA") = bool(NDSOFTMAX_WITH_CUDA);
   module.def("build_info", &build_info);
+  module.def("last_cache_bytes", &cpu::last_cache_bytes);
   module.def(
       "device",
       [](const std::string& type, int index, int threads) {

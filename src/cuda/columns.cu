@@ -55,7 +55,7 @@ __device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arg
 
 // Whether vectors are words, whose tiles may overlap.
 template <typename Operation, int kVector>
-inline constexpr bool kWords = kVector * sizeof(typename Operation::Source) < tuning::kVectorBytes;
+inline constexpr bool kWords = tuning::are_words(kVector * sizeof(typename Operation::Source));
 
 // The states of the columns of one vector: they move through shared memory 16 bytes at a time, where there are as many.
 template <typename Operation, int kVector>
@@ -573,7 +573,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     };
     constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
     if (plan.vector == kVector) return launch.template operator()<kVector>();
-    launch.template operator()<std::max<int>(1, tuning::kColumnsWordBytes / sizeof(Source))>();
+    launch.template operator()<tuning::columns_word(sizeof(Source))>();
   });
 }
 

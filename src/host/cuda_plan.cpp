@@ -527,6 +527,17 @@ bool slabs_are_vectors(const Problem& problem, int vector) {
   return true;
 }
 
+// Vectors that a tile has of the next one, so that it can write whole sectors of rows that begin anywhere.
+int columns_overlap(const Problem& problem, const Plan& plan) {
+  if (!holds_words(problem, plan)) return 0;
+  const int bytes = size_of(problem.result);
+  const auto begins_on_sectors = [&](const Axis& axis) {
+    return axis.rank == 0 || axis.groups[0].stride[kResult] * bytes % tuning::kSectorBytes == 0;
+  };
+  const bool alike = begins_on_sectors(problem.outer) && begins_on_sectors(problem.dim);
+  return alike ? 0 : tuning::kSectorBytes / (plan.vector * bytes);
+}
+
 // Vectors of columns, or folded ones, or words, in registers; a thread has every along'th element of dim.
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
                                  int vector) {
@@ -635,7 +646,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes;
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   if (columns_are_vectors(problem, vector)) return of(vector);
-  const int word = std::max(1, tuning::kColumnsWordBytes / bytes);
+  const int word = tuning::columns_word(bytes);
   if (strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip && columns_are_vectors(problem, word))
     if (const auto words = of(word)) return words;
   return slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
@@ -845,18 +856,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 }  // namespace
 
 bool holds_words(const Problem& problem, const Plan& plan) {
-  return plan.vector * size_of(problem.source) < tuning::kVectorBytes;
-}
-
-// Vectors that a tile has of the next one, so that it can write whole sectors of rows that begin anywhere.
-static int columns_overlap(const Problem& problem, const Plan& plan) {
-  if (!holds_words(problem, plan)) return 0;
-  const int bytes = size_of(problem.result);
-  const auto begins_on_sectors = [&](const Axis& axis) {
-    return axis.rank == 0 || axis.groups[0].stride[kResult] * bytes % tuning::kSectorBytes == 0;
-  };
-  const bool alike = begins_on_sectors(problem.outer) && begins_on_sectors(problem.dim);
-  return alike ? 0 : tuning::kSectorBytes / (plan.vector * bytes);
+  return tuning::are_words(plan.vector * size_of(problem.source));
 }
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {

@@ -322,19 +322,24 @@ inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKerne
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all.
 inline constexpr int kColumnsWordBytes = 4;
 inline constexpr ColumnsKernel kColumnWordsKernel{32, 1, 512, 2};
+constexpr bool are_words(int vector_bytes) { return vector_bytes < kVectorBytes; }
+// Columns of a word.
+constexpr int columns_word(int source_bytes) {
+  return source_bytes < kColumnsWordBytes ? kColumnsWordBytes / source_bytes : 1;
+}
 // How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
 // tiles, in shared memory, leave it them.
 constexpr int columns_kernels(int vector_bytes, int source_bytes, bool fused) {
   if (source_bytes == 8) return 0;
-  return vector_bytes == kVectorBytes ? kColumnsKernels.size() : vector_bytes == kColumnsWordBytes && !fused ? 1 : 0;
+  return !are_words(vector_bytes) ? kColumnsKernels.size() : fused ? 0 : 1;
 }
 constexpr const ColumnsKernel& columns_kernel(int vector_bytes, int kernel) {
-  return vector_bytes == kVectorBytes ? kColumnsKernels[kernel] : kColumnWordsKernel;
+  return are_words(vector_bytes) ? kColumnWordsKernel : kColumnsKernels[kernel];
 }
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
 // missing as much as what is there. (Of words, each pass takes a quarter of the instructions.)
 constexpr int columns_together(int vector_bytes, int items) {
-  if (vector_bytes == kColumnsWordBytes) return 4;
+  if (are_words(vector_bytes)) return 4;
   return items > 4 && items % 2 == 0 ? 2 : 1;
 }
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
@@ -374,7 +379,8 @@ inline constexpr Array kColumnWordsShapes{
     ColumnsShape{256, 256, 8},         ColumnsShape{256, 256, 16}, ColumnsShape{256, 512, 16},
     ColumnsShape{kLineBytes, 512, 16},
 };
-static_assert(kColumnWordsShapes.back().segment >= 2 * kSectorBytes * kColumnsWordBytes / 2);  // 16-bit results overlap
+// a sector has as many words as results of 16 bits: half of the shortest segment
+static_assert(kColumnWordsShapes.back().segment >= 2 * (kSectorBytes / 2 * kColumnsWordBytes));
 
 // A tile lies in shared memory, and what lies there is what is under way: 128 KiB a multiprocessor reach the speed of
 // memory, a third more covers blocks that compute. Narrow tiles of small dims are a block of 128 threads, of which

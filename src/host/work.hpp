@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "host/tuning.hpp"
 #include "ndsoftmax/types.hpp"
 
 namespace ndsoftmax::work {
@@ -88,7 +89,8 @@ NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, const Divider& run, con
 // sector. In bytes, `column`: before it in the tile, `phase`: before it in the sector; `inner` vectors of so many bytes
 // are before it among all neighbours.
 NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, std::int64_t inner, int bytes, int phase, int step) {
-  const int own = static_cast<int>(inner < 32 ? inner : 32) * bytes;  // or more, but no sector has
+  constexpr std::int64_t kMany = tuning::kSectorBytes;  // more than these are before no vector of a sector
+  const int own = static_cast<int>(inner < kMany ? inner : kMany) * bytes;
   const int before = phase < own ? phase : own;
   return static_cast<unsigned>(column - before) < static_cast<unsigned>(step);
 }

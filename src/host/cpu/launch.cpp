@@ -42,20 +42,6 @@ void request_large_pages([[maybe_unused]] void* result, [[maybe_unused]] std::in
 // Where the system does not say.
 constexpr std::int64_t kUsualLastCacheBytes = 32 << 20;
 
-// The third cache that a core has, mostly with its neighbours. (glibc's sysconf() gives that of the whole processor.)
-std::int64_t last_cache_bytes() {
-  static const std::int64_t bytes = [] {
-    const std::string cache = "/sys/devices/system/cpu/cpu0/cache/index3/";
-    std::ifstream level_file(cache + "level"), size_file(cache + "size");
-    int level = 0;
-    std::int64_t size = 0;
-    char unit = 0;
-    const bool known = level_file >> level && level == 3 && size_file >> size >> unit && unit == 'K';
-    return known ? size << 10 : kUsualLastCacheBytes;
-  }();
-  return bytes;
-}
-
 bool exceeds_caches(const Problem& problem) {
   const std::int64_t operands = problem.direction == Direction::backward ? 2 : 1;
   const std::int64_t bytes = operands * size_of(problem.source) + size_of(problem.result);
@@ -728,6 +714,19 @@ class Launch {
 };
 
 }  // namespace
+
+std::int64_t last_cache_bytes() {
+  static const std::int64_t bytes = [] {
+    const std::string cache = "/sys/devices/system/cpu/cpu0/cache/index3/";
+    std::ifstream level_file(cache + "level"), size_file(cache + "size");
+    int level = 0;
+    std::int64_t size = 0;
+    char unit = 0;
+    const bool known = level_file >> level && level == 3 && size_file >> size >> unit && unit == 'K';
+    return known ? size << 10 : kUsualLastCacheBytes;
+  }();
+  return bytes;
+}
 
 void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses) {
   request_large_pages(addresses.result, problem.elements() * size_of(problem.result));
