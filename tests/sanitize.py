@@ -40,6 +40,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest
     ((70000, 3), 1, (None,), 2),
+    ((9000, 257), 1, (None,), 2),  # by teams of several lanes
     ((28, CLUSTERS_OF_16[0]), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
     ((67, CLUSTERS_OF_16[1]), 1, (None,), 1),  # or that backward's next row arrives while one is computed
 ]

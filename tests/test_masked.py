@@ -565,6 +565,51 @@ def test_biases_and_masks_of_rows_that_begin_anywhere(
         assert_within(oracle.errors(got, exact, log=False), torch.full_like(exact, allowed), got, exact)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dim", "fused"),
+    [
+        ((12, 800, 257), -1, {"mask": (12, 1, 257)}),  # so many rows that they are staged
+        ((12, 800, 257), -1, {"where": (12, 800, 257)}),
+        ((40, 900, 70), -1, {"mask": (900, 70), "bias": (70,)}),
+        ((250, 70, 130), -1, {"causal": "lower_right", "bias": (250, 1, 130)}),
+        ((16, 12, 40, 512), -1, {"bias": (12, 40, 512)}),
+        ((2, 3, 400, 2048), -1, {"mask": (2, 1, 400, 2048)}),
+        ((3, 50, 8192), -1, {"causal": True}),
+        ((3, 20, 50304), -1, {"where": (20, 50304)}),
+        ((2, 19, 64, 72), 1, {"mask": (2, 19, 1, 1)}),
+        ((2, 19, 64, 72), 1, {"mask": (19, 64, 72)}),
+    ],
+    ids=str,
+)
+def test_many_rows(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim: int, fused: dict[str, Any]) -> None:
+    """Of shapes whose kernels know what is fused, or that masks repeat; NaN stands under them and does not show."""
+    count = torch.Size(shape).numel()
+    options: dict[str, Any] = {"scale": 0.7}
+    included = torch.ones(shape, dtype=torch.bool, device=device)
+    for seed, (name, of) in enumerate(fused.items()):
+        options[name] = of
+        if name == "bias":
+            options[name] = numbers(torch.Size(of).numel(), seed, dtype, device).view(of)
+        elif name == "causal":
+            included &= oracle.causal(shape[-2], shape[-1], of).to(device)
+        else:
+            options[name] = numbers(torch.Size(of).numel(), seed, device=device).view(of) > 0.5
+            included &= options[name] if name == "where" else ~options[name]
+    x = numbers(count, 7, dtype, device).view(shape)
+    exact = oracle.masked_forward(x, dim, included, options.get("bias"), 0.7, log=False)
+    hidden = torch.where(included, x, torch.nan).requires_grad_()
+    got = ndsoftmax.softmax(hidden, dim, **options)
+    allowed = 1 + (16 + 4 * 8 + 2 * shape[dim] ** 0.5) * (2**-13 if dtype in HALVES else 1)
+    assert not got.detach().masked_select(~included).any()
+    assert_within(oracle.errors(got.detach(), exact, log=False), torch.full_like(exact, allowed), got, exact)
+    grad_output = numbers(count, 8, dtype, device).view(shape)
+    (grad,) = torch.autograd.grad(got, hidden, torch.where(included, grad_output, torch.nan))
+    given = torch.where(included, grad_output, 0)
+    exact_grad = oracle.backward(given, exact, dim, log=False) * 0.7
+    assert_close(grad, exact_grad, oracle.magnitude(given, exact, dim, log=False) * 0.7)
+
+
 def test_explain_plans_what_runs() -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"bias": torch.zeros(5)}, {"bias": (5,)}),

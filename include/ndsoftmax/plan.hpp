@@ -40,12 +40,14 @@ Regime regime_from(std::string_view name, std::string_view given_for);
 
 struct Plan {
   Regime regime = Regime::warp;
-  bool staged = false;  // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors;
-                        // cluster: rows stay there; strided: tiles lie there, or else threads hold columns
-  bool ragged = false;  // rows begin or end within a vector
-  int log2_dim = 0;     // warp, not staged: of the row, rounded up to a power of two, but at most 11
-  int vector = 1;       // elements moved by one access; strided: columns that a thread works on at once
-  int items = 1;        // accesses a thread holds in registers
+  bool staged = false;    // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors;
+                          // cluster: rows stay there; strided: tiles lie there, or else threads hold columns
+  bool ragged = false;    // rows begin or end within a vector
+  bool together = false;  // rows follow each other that share a mask or a bias, so that caches have it: see
+                          // rows_in_order()
+  int log2_dim = 0;       // warp, not staged: of the row, rounded up to a power of two, but at most 11
+  int vector = 1;         // elements moved by one access; strided: columns that a thread works on at once
+  int items = 1;          // accesses a thread holds in registers
   int threads_per_row =
       1;  // warp: lanes; block: threads; cluster: threads of all its blocks; strided: along dim, also of all
   int rows_per_block = 1;   // strided: columns

@@ -13,8 +13,8 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArgument
   if constexpr (kHasAllKernels) {
     await_kernel_before();
     let_next_kernel_begin();
-    hold_rows<Row<Operation, int>, kVectors, 1>(arguments, arguments.first_block + blockIdx.x, 1, 1, blockDim.x,
-                                                threadIdx.x, Lanes{}, BlockExchange{});
+    hold_rows<Row<Operation, int, !Operation::kMasked>, kVectors, 1>(
+        arguments, arguments.first_block + blockIdx.x, 1, 1, blockDim.x, threadIdx.x, Lanes{}, BlockExchange{});
   } else {
     never_launched();
   }
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArgument
 }  // namespace
 
 void launch_block(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>() {
+  visit_masked_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     visit_held<Operation, kMostHeldVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<block_row<Operation, vectors>>(arguments, plan, pointers, stream); });

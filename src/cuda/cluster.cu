@@ -18,9 +18,9 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     meeting.complete.open();
     await_kernel_before();
     let_next_kernel_begin();
-    hold_rows<Row<Operation, int>, kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x,
-                                                rank * blockDim.x + threadIdx.x, Lanes{},
-                                                ClusterExchange<typename Operation::State>{meeting, rank, blocks});
+    hold_rows<Row<Operation, int, !Operation::kMasked>, kVectors, 1>(
+        arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x, Lanes{},
+        ClusterExchange<typename Operation::State>{meeting, rank, blocks});
   } else {
     never_launched();
   }
@@ -226,7 +226,7 @@ int compiled_compute_capability() {
 }
 
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>() {
+  visit_masked_operation(problem, [&]<typename Operation>() {
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     if constexpr (tuning::has_cluster_gradients(sizeof(typename Operation::Source), Operation::kDirection,
                                                 Operation::kFused))

@@ -242,6 +242,29 @@ class HeldColumns {
     });
   }
 
+  // The same where Fusing::masks_evenly, of the mask at the first item, and bytes further at each next one.
+  __device__ __forceinline__ void apply_evenly(const std::uint8_t* mask, std::int64_t step, bool excludes, Real factor,
+                                               Real scale) {
+    scale_ = scale;
+    unsigned excluded = 0;  // a bit for each item
+    static_assert(kItems <= 32);
+    each([&](int first) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i, mask += step)
+        if (first + i < mine_ && (*mask != 0) == excludes) excluded |= 1u << (first + i);
+    });
+    each([&](int first) {
+#pragma unroll
+      for (int i = first; i < first + kTogether; ++i) {
+        if constexpr (kForward && !kRaw)
+          source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * factor; });
+        if ((excluded >> i & 1) == 0) continue;
+        source_[i] = nothing();
+        if constexpr (!kForward) grad_[i] = {};
+      }
+    });
+  }
+
   // The states of what `lanes` lanes, `step` apart, hold. Exponentiates what is not held raw.
   __device__ __forceinline__ States reduce(int lanes, int step) {
     States states;
@@ -415,8 +438,14 @@ struct Place {
   }
   template <typename Held>
   __device__ __forceinline__ void apply_fused(Held& held) const {
-    if constexpr (Operation::kFused)
-      held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); }, scale_left(arguments.fusing));
+    if constexpr (Operation::kFused) {
+      const auto& fusing = arguments.fusing;
+      if (fusing.masks_evenly)
+        held.apply_evenly(fusing.mask + outer * arguments.outer_stride[kMask] + row * arguments.dim_stride[kMask],
+                          steps(kMask), fusing.mask_flip == 0, fusing.scale, scale_left(fusing));
+      else
+        held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); }, scale_left(fusing));
+    }
   }
   template <typename Held>
   __device__ __forceinline__ void store(const Held& held, const typename Held::Finishes& finish, int mine) const {

@@ -9,6 +9,7 @@
 #include "cuda/launchers.hpp"
 #include "cuda/operation.cuh"
 #include "cuda/rows.cuh"
+#include "host/cuda_plan.hpp"
 #include "ndsoftmax/plan.hpp"
 #include "ndsoftmax/problem.hpp"
 
@@ -102,6 +103,7 @@ Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers, co
     fusing.mask_flip = fused.mask_includes ? Excluded<1>::kAll : 0;
     fusing.scale = static_cast<typename Operation::Real>(fused.scale);
     fusing.diagonal = fused.diagonal;
+    fusing.masks_evenly = fused.mask && fusing.mask_step == 0 && !fused.bias && !fused.causal;
   }
   return fusing;
 }
@@ -122,15 +124,17 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.apart = plan.run;
   arguments.rows_per_block = plan.rows_per_block;
   arguments.ragged = plan.ragged;
-  arguments.outer = decltype(arguments.outer)(problem.outer);
+  arguments.outer = decltype(arguments.outer)(rows_in_order(problem, plan));
   const bool whole = plan.passes == 1 && problem.dim.size % (std::int64_t{plan.threads_per_row} * plan.vector) == 0;
   arguments.fusing =
       fusing_of<Operation>(problem, pointers, problem.dim.groups[0], plan.ragged || plan.staged || !whole);
   if constexpr (Operation::kFused) {
     const Fused& fused = problem.fused;
-    const bool whole_vectors = !plan.ragged && !plan.staged && problem.dim.size % plan.vector == 0;
-    arguments.fusing.masks_vectors = whole_vectors && arguments.fusing.mask_step == 1 && fused.mask && !fused.bias &&
-                                     !fused.causal && arguments.fusing.scale > 0;  // nothing() · 0 would be NaN
+    arguments.fusing.masks_neighbours = fused.mask && arguments.fusing.mask_step == 1 && !fused.bias && !fused.causal &&
+                                        arguments.fusing.scale > 0;  // nothing() · 0 would be NaN
+    const bool held = !plan.staged && plan.vector == Row<Operation, int>::kVector;
+    arguments.fusing.masks_vectors = held && masks_vectors(problem);
+    arguments.fusing.biases_vectors = held && plan.passes == 1 && biases_vectors(problem);
   }
   return arguments;
 }
@@ -144,6 +148,19 @@ void visit_held(const Plan& plan, const Visitor& visitor) {
   if constexpr (kMostHeld > kHeld && kMost > kMostHeld)
     if (plan.items <= kMostHeld) return visitor(std::integral_constant<int, kMostHeld>{});
   visitor(std::integral_constant<int, kMost>{});
+}
+
+// Calls visitor.operator()<Operation>() as visit_operation() does, with an operation that knows no more than a mask,
+// where that is enough.
+template <typename Visitor>
+void visit_masked_operation(const Problem& problem, Visitor&& visitor) {
+  if (!has_masked_kernels(problem)) return visit_operation(problem, visitor);
+  visit_operation<true>(problem, [&]<typename Operation>() {
+    using Source = typename Operation::Source;
+    using Result = typename Operation::Result;
+    if constexpr (!kIsBackward<Operation> && std::is_same_v<Source, Result> && sizeof(Source) < 8)
+      visitor.template operator()<MaskedForward<Source, Result>>();
+  });
 }
 
 // Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for.

@@ -25,8 +25,11 @@ struct Fusing<Operation, true> {
   const std::uint8_t *bias, *bias_end;  // null: none
   int mask_step, bias_step;             // from a neighbour to the next; 0: all have one
   bool cut;                             // lines may end before what a thread has of them
-  bool masks_vectors;  // all that is fused is a positive scale and a mask, of neighbours, of rows of whole vectors
-  bool bias_is_real;   // or else of the source's type
+  bool masks_evenly;                    // all that is fused is a scale and a mask, of which neighbours have the same
+  bool masks_neighbours;                // all that is fused is a positive scale and a mask, of neighbours
+  bool masks_vectors;                   // and rows and masks are whole vectors
+  bool biases_vectors;                  // all that is fused is a scale and a bias, of the source's type, as vectors
+  bool bias_is_real;                    // or else of the source's type
   bool causal;
   bool dead_rows_are_zero;
   unsigned mask_flip;  // 0: excluded where the mask is not 0. Excluded::kAll: where it is
@@ -56,6 +59,12 @@ struct Excluded {
 
   __device__ __forceinline__ bool operator[](int k) const { return (words[k / 4] >> (k % 4 * 8) & 0x80u) != 0; }
   __device__ __forceinline__ void add(int k) { words[k / 4] |= 0x80u << k % 4 * 8; }
+  __device__ __forceinline__ bool any() const {
+    unsigned any = words[0];
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) any |= words[i];
+    return (any & kAll) != 0;
+  }
   // Excludes all but those from the k-th for `begin` to the one before the k-th for `end`.
   __device__ __forceinline__ void keep(int begin, int end) {
 #pragma unroll
@@ -90,6 +99,16 @@ struct MaskBytes {
     words[N / 4] = shift != 0 ? from[N / 4] : 0;
   }
 
+  // Of a vector of the mask.
+  __device__ __forceinline__ void load_aligned(const std::uint8_t* at) {
+    if constexpr (N == 8) {
+      const uint2 both = *reinterpret_cast<const uint2*>(at);
+      words[0] = both.x, words[1] = both.y;
+    } else if constexpr (N == 4) {
+      words[0] = *reinterpret_cast<const unsigned*>(at);
+    }
+  }
+
   // The same byte by byte: where words would reach out of the mask, or hold other elements. Those that has(k) only.
   template <typename Has>
   __device__ __forceinline__ void gather(const std::uint8_t* at, std::int64_t step, unsigned shift, const Has& has) {
@@ -110,12 +129,13 @@ struct MaskBytes {
     }
   }
 
-  __device__ __forceinline__ Excluded<N> excluded(unsigned shift, unsigned flip) const {
+  template <typename Shift>  // or nullptr_t, after load_aligned()
+  __device__ __forceinline__ Excluded<N> excluded(Shift shift, unsigned flip) const {
     Excluded<N> excluded;
 #pragma unroll
     for (int i = 0; i < Excluded<N>::kWords; ++i) {
       unsigned word = words[i];
-      if constexpr (N >= 4) word = __funnelshift_r(word, words[i + 1], shift);
+      if constexpr (N >= 4 && std::is_integral_v<Shift>) word = __funnelshift_r(word, words[i + 1], shift);
       excluded.words[i] = (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) ^ flip;
     }
     return excluded;
@@ -148,6 +168,7 @@ template <typename Operation, int N>
 struct Extras<Operation, N, true> {
   MaskBytes<N> mask;
   Excluded<N> excluded;
+  Vec<typename Operation::Source, N> bias;  // where Fusing::biases_vectors
 };
 
 // What is left to multiply by after FusedLine::apply().
@@ -177,7 +198,9 @@ class FusedLine {
   __device__ __forceinline__ FusedLine(const Fusing<Operation>& fusing, std::int64_t mask, std::int64_t bias,
                                        Index reach, int phase = 0)
       : fusing_(&fusing), mask_(fusing.mask + mask), reach_(reach) {
+    if (Operation::kMasked || (N >= 4 && fusing.masks_vectors)) return;  // nothing else is asked for
     if (kForward && fusing.bias != nullptr) bias_ = fusing.bias + bias * bias_bytes();
+    if (kForward && N >= 4 && fusing.biases_vectors) return;
     find_vectors(phase);
   }
 
@@ -190,6 +213,11 @@ class FusedLine {
 
   __device__ __forceinline__ Index reach() const { return reach_; }
   __device__ __forceinline__ bool masks_vectors() const { return fusing_->masks_vectors; }
+  __device__ __forceinline__ bool masks_neighbours() const { return fusing_->masks_neighbours; }
+  __device__ __forceinline__ bool biases_vectors() const { return kForward && fusing_->biases_vectors; }
+  __device__ __forceinline__ Real scale() const { return fusing_->scale; }
+  __device__ __forceinline__ const std::uint8_t* mask() const { return mask_; }
+  __device__ __forceinline__ const Source* bias() const { return reinterpret_cast<const Source*>(bias_); }
 
   // Only loads, so that the loads of several vectors are under way together: of the neighbours that begin at
   // first + further. (Apart, so that those of constants share an address.)
@@ -230,6 +258,72 @@ class FusedLine {
     using ExcludedOf = Excluded<N>;
     extras.excluded =
         ExcludedOf::filled((extras.mask.words[0] != 0) == (fusing_->mask_flip == 0) ? ExcludedOf::kAll : 0);
+  }
+
+  // Where Fusing::masks_neighbours, calls use(i, whether it is excluded) for the i-th of kItems times kWord elements:
+  // kWord neighbours at first, first + step, … Of items 1 to kFull - 1, all exist in any line, and of item 0 those that
+  // are not before it; of elements that do not exist, none is excluded.
+  template <int kItems, int kWord, int kFull, typename Use>
+  __device__ __forceinline__ void for_mask(Index first, Index step, Index end, const Use& use) const {
+    constexpr int kSome = tuning::kStagedMasks;
+    parted(fusing_->mask_flip != 0, [&](auto flip) {
+      const std::uint8_t* const from = mask_ + first;
+#pragma unroll
+      for (int group = 0; group < kItems * kWord; group += kSome) {
+        unsigned mask[kSome];
+#pragma unroll
+        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) {
+          const int item = (group + i) / kWord, k = (group + i) % kWord;
+          const Index element = first + item * step + k;
+          const bool exists = (item < kFull || element < end) && (item > 0 || k == kWord - 1 || element >= 0);
+          mask[i] = exists ? (from + std::int64_t{item} * step)[k] : flip;
+        }
+#pragma unroll
+        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) use(group + i, (mask[i] != 0) != flip);
+      }
+    });
+  }
+
+  // terms() of such elements.
+  template <int kItems, int kWord, int kFull>
+  __device__ __forceinline__ void masked_terms(Index first, Index step, Index end, Term* terms) const {
+    for_mask<kItems, kWord, kFull>(first, step, end, [&](int i, bool excluded) {
+      terms[i] = excluded ? fusing_->operation.nothing() : terms[i] * fusing_->scale;
+    });
+  }
+
+  // The same where anything is fused. The bias of a few is loaded at once.
+  template <int kItems, int kWord>
+  __device__ __forceinline__ void any_terms(Index first, Index step, Term* terms) const {
+    static_assert(kItems * kWord <= 32);
+    unsigned excluded = 0;
+    if (fusing_->mask != nullptr || fusing_->causal) {
+#pragma unroll 1
+      for (int i = 0; i < kItems * kWord; ++i) {
+        const Index element = first + i / kWord * step + i % kWord;
+        if (element >= 0 && !includes(element)) excluded |= 1u << i;
+      }
+    }
+    constexpr int kSome = tuning::kStagedTogether * kWord;
+#pragma unroll
+    for (int group = 0; group < kItems * kWord; group += kSome) {
+      Real bias[kSome]{};
+      if (fusing_->bias != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) {
+          const Index element = first + i / kWord * step + i % kWord;
+          if ((excluded >> (group + i) & 1) == 0 && has(element)) bias[i] = bias_of(element);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) {
+        const Real term = terms[group + i] * fusing_->scale + bias[i];
+        terms[group + i] = (excluded >> (group + i) & 1) != 0 ? fusing_->operation.nothing() : term;
+      }
+      first += kSome / kWord * step;
+      forget(first);
+      keep_order();  // or the compiler would load all, and have no registers
+    }
   }
 
   // Once, after load(): looks at the mask and the diagonal.
@@ -275,21 +369,38 @@ class FusedLine {
 #pragma unroll
       for (int k = 0; k < N; ++k) terms[k] = value(k) * fusing_->scale + bias.widened(k);
     }
-    if (N == 1 || excludes_some())
+    if (N == 1 || extras.excluded.any())
 #pragma unroll
       for (int k = 0; k < N; ++k)
         if (extras.excluded[k]) terms[k] = fusing_->operation.nothing();
   }
 
-  // resolve() and terms(), where Fusing::masks_vectors.
-  __device__ __forceinline__ void masked_terms(Index first, const ExtrasOf& extras, const Vec<Source, N>& source,
+  // Where Fusing::masks_vectors: of what does not exist; resolve(), and with terms().
+  __device__ __forceinline__ void exclude_all(ExtrasOf& extras) const {
+#pragma unroll
+    for (unsigned& word : extras.mask.words) word = fusing_->mask_flip != 0 ? 0 : ~0u;
+  }
+  __device__ __forceinline__ void resolve_masked(ExtrasOf& extras) const {
+    extras.excluded = extras.mask.excluded(nullptr, fusing_->mask_flip);
+  }
+  __device__ __forceinline__ void masked_terms(const ExtrasOf& extras, const Vec<Source, N>& source,
                                                Term* terms) const {
-    auto excluded = extras.mask.excluded(shift_, fusing_->mask_flip);
-    if (first >= reach_) excluded = Excluded<N>::filled(Excluded<N>::kAll);
     Vec<Source, N> included = source;
-    replace(included, excluded, fusing_->operation.nothing());
+    replace(included, extras.mask.excluded(nullptr, fusing_->mask_flip), fusing_->operation.nothing());
 #pragma unroll
     for (int k = 0; k < N; ++k) terms[k] = included.widened(k) * fusing_->scale;
+  }
+
+  // Where Fusing::biases_vectors: terms(), of elements that may be none of the line's.
+  __device__ __forceinline__ void biased_terms(Index first, const ExtrasOf& extras, const Vec<Source, N>& source,
+                                               Term* terms) const {
+    if (first >= reach_) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) terms[k] = fusing_->operation.nothing();
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) terms[k] = source.widened(k) * fusing_->scale + extras.bias.widened(k);
   }
 
   // Puts terms in the place of what was loaded. Forward, 16 bits would round a bias and a scale: there, only nothing()
@@ -297,11 +408,11 @@ class FusedLine {
   __device__ __forceinline__ void apply(Index first, const ExtrasOf& extras, Vec<Source, N>& source,
                                         Vec<Source, N>& grad) const {
     if constexpr (!kForward) {
-      if (!excludes_some()) return;
+      if (!extras.excluded.any()) return;
       replace(source, extras.excluded, fusing_->operation.nothing().output);
       replace(grad, extras.excluded, fusing_->operation.nothing().grad);
     } else if constexpr (sizeof(Source) == 2) {
-      if (excludes_some()) replace(source, extras.excluded, fusing_->operation.nothing());
+      if (extras.excluded.any()) replace(source, extras.excluded, fusing_->operation.nothing());
     } else {
       Term all[N];
       terms(first, extras, [&](int k) { return source.widened(k); }, all);
@@ -356,7 +467,6 @@ class FusedLine {
 
   __device__ __forceinline__ int bias_bytes() const { return with_real_bias() ? sizeof(Real) : sizeof(Source); }
   __device__ __forceinline__ bool has(Index element) const { return element >= 0 && element < reach_; }
-  __device__ __forceinline__ bool excludes_some() const { return fusing_->mask != nullptr || fusing_->cut; }
   __device__ __forceinline__ bool with_real_bias() const { return sizeof(Source) != 2 || fusing_->bias_is_real; }
 
   __device__ __forceinline__ Real bias_of(Index element) const {

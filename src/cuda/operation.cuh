@@ -101,7 +101,7 @@ struct Forward {
   using State = MaxSum<Real>;
   using Term = Real;  // x; once reduced, see there
   static constexpr Direction kDirection = Direction::forward;
-  static constexpr bool kFused = kFused_;
+  static constexpr bool kFused = kFused_, kMasked = false;
 
   template <typename Other>
   using With = Forward<Source, Result, kFused, Other>;
@@ -119,8 +119,9 @@ struct Forward {
 
   __device__ __forceinline__ static Term term(Real x, Real) { return x; }
   __device__ __forceinline__ static Term nothing() { return -std::numeric_limits<Real>::infinity(); }
-  // The result of an excluded element.
+  // The result of an excluded element, and what reduce() makes of nothing().
   __device__ __forceinline__ Real excluded() const { return log ? -kInfinity : 0; }
+  __device__ __forceinline__ Term reduced_nothing() const { return excluded(); }
 
   // The state of a team's terms: kPerItem of each of the first `live` items, which lie kStep apart. Each term is
   // exponentiated once, and for softmax replaced by that; for log_softmax by its distance from the maximum, where the
@@ -291,6 +292,12 @@ struct Forward {
   __device__ __forceinline__ static double logarithm(double x) { return ::log(x); }
 };
 
+// The same where all that is fused is known when this is compiled: a positive scale and a mask, as vectors.
+template <typename Source, typename Result>
+struct MaskedForward : Forward<Source, Result, true> {
+  static constexpr bool kMasked = true;
+};
+
 // softmax: dx = y (g - sum(g y)).  log_softmax: dx = g - exp(y) sum(g).
 template <typename Source_, typename Result_, bool kFused_ = false, typename Log = bool>
 struct Backward {
@@ -302,7 +309,7 @@ struct Backward {
     Real output, grad;
   };
   static constexpr Direction kDirection = Direction::backward;
-  static constexpr bool kFused = kFused_;
+  static constexpr bool kFused = kFused_, kMasked = false;
 
   template <typename Other>
   using With = Backward<Source, Result, kFused, Other>;
@@ -320,6 +327,7 @@ struct Backward {
   // The output of what is excluded, and its gradient.
   __device__ __forceinline__ Real empty() const { return log ? -std::numeric_limits<Real>::infinity() : 0; }
   __device__ __forceinline__ static Real excluded() { return 0; }
+  __device__ __forceinline__ Term reduced_nothing() const { return nothing(); }
 
   template <int kItems, int kPerItem, int kStep, bool, typename Team>
   __device__ __forceinline__ State reduce(Term* terms, int live, const Team& team) const {

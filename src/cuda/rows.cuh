@@ -21,28 +21,34 @@ namespace ndsoftmax::cuda {
 // group, lies at its head, so that it comes with the first lines of a launch's parameters.
 template <int kCount>
 struct KernelAxis {
-  static constexpr bool kMayDivideFast = kCount > kWhole;  // axes of more than one group are common with masks
+  static constexpr bool kMayBeFast = kCount > kWhole;  // axes of more than one group are common with masks
 
   int rank;
-  bool divides_fast;  // indices, sizes and strides are below 2^31
+  bool fast;  // indices, sizes and strides are below 2^31
   struct {
     std::int64_t size;
     std::int64_t stride[kCount];
-    work::Divider divider;
   } groups[kMaxGroups];
+  struct {
+    work::Divider divider;
+    int stride[kCount];
+  } fast_groups[kMayBeFast ? kMaxGroups : 1];
 
   KernelAxis() = default;
   explicit KernelAxis(const Axis& axis)
-      : rank(axis.rank), divides_fast(kMayDivideFast && axis.rank > 1 && axis.size <= std::numeric_limits<int>::max()) {
+      : rank(axis.rank), fast(kMayBeFast && axis.size <= std::numeric_limits<int>::max()) {
     groups[0] = {};  // read also where there is none
+    fast_groups[0] = {};
     for (int group = 0; group < rank; ++group) {
       auto& here = groups[group];
       here.size = axis.groups[group].size;
       std::copy_n(axis.groups[group].stride.begin(), kCount, here.stride);
-      for (const std::int64_t stride : here.stride) divides_fast = divides_fast && std::in_range<int>(stride);
+      for (const std::int64_t stride : here.stride) fast = fast && std::in_range<int>(stride);
     }
-    for (int group = 0; divides_fast && group < rank; ++group)
-      groups[group].divider = work::Divider(groups[group].size);
+    for (int group = 0; fast && group < rank; ++group) {
+      fast_groups[group].divider = work::Divider(groups[group].size);
+      std::copy_n(groups[group].stride, kCount, fast_groups[group].stride);
+    }
   }
 };
 
@@ -53,14 +59,19 @@ template <typename Operation>
 inline constexpr int kHeldOperands = tuning::held_operands(Operation::kDirection);
 // 16-byte vectors of a row that a thread holds as terms.
 template <typename Operation>
+inline constexpr bool kFusesMore = Operation::kFused && !Operation::kMasked;
+template <typename Operation>
 inline constexpr int kHeldVectors =
-    tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+    tuning::held_vectors(sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>);
 template <typename Operation>
 inline constexpr int kMostHeldVectors =
-    tuning::most_held_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+    tuning::most_held_vectors(sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>);
+// (masks have the registers of some)
 template <typename Operation>
 inline constexpr int kMostClusterVectors =
-    tuning::most_cluster_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+    Operation::kMasked
+        ? kMostHeldVectors<Operation>
+        : tuning::most_cluster_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
 
 // Of an element, or of the first element of a row, from the start of each operand.
 template <int kCount>
@@ -91,21 +102,25 @@ __device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b)
 
 template <int kCount>
 __device__ __forceinline__ Offsets<kCount> offsets_in(const KernelAxis<kCount>& axis, std::int64_t index) {
-  if (axis.rank <= 1) return offsets_in_group(axis, index);
   Offsets<kCount> offsets{};
-  if (KernelAxis<kCount>::kMayDivideFast && axis.divides_fast) {
+  if (KernelAxis<kCount>::kMayBeFast && axis.fast) {
     auto left = static_cast<int>(index);
-#pragma unroll 1
-    for (int group = axis.rank - 1; group >= 0; --group) {
-      const auto& here = axis.groups[group];
-      const int rest = here.divider.quotient(left), within = left - rest * here.divider.size;
+    const auto add = [&](const auto& here, int within) {
 #pragma unroll
       for (int operand = 0; operand < kCount; ++operand)
-        offsets.at[operand] += std::int64_t{within} * static_cast<int>(here.stride[operand]);
+        offsets.at[operand] += std::int64_t{within} * here.stride[operand];
+    };
+#pragma unroll 1
+    for (int group = axis.rank - 1; group > 0; --group) {
+      const auto& here = axis.fast_groups[group];
+      const int rest = here.divider.quotient(left);
+      add(here, left - rest * here.divider.size);
       left = rest;
     }
+    add(axis.fast_groups[0], left);
     return offsets;
   }
+  if (axis.rank <= 1) return offsets_in_group(axis, index);
 #pragma unroll 1
   for (int group = axis.rank - 1; group >= 0; --group) {
     const auto& here = axis.groups[group];
@@ -150,7 +165,7 @@ __device__ __forceinline__ FusedLine<Operation, Index, N> fused_line(const RowAr
                                                                      const Offsets<kOperands>& offset, Index dim,
                                                                      int phase) {
   Index reach = dim;
-  if (arguments.fusing.causal) {
+  if (!Operation::kMasked && arguments.fusing.causal) {
     const std::int64_t until = offset.at[kRow] + arguments.fusing.diagonal + 1;
     reach = until < dim ? static_cast<Index>(until > 0 ? until : 0) : dim;
   }
@@ -207,10 +222,25 @@ class Row {
       return dim_;
   }
 
+  // Of items `step` apart, of which a team has `most`, those that begin before the diagonal.
+  template <int kVectors>
+  __device__ __forceinline__ int live(Index step, int most) const {
+    if constexpr (kFusesMore<Operation>) {
+      if (fused_.reach() == dim_) return most;
+      int live = 0;
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) live += item < most && item * step - phase() < fused_.reach();
+      return live;
+    }
+    return most;
+  }
+
   // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal. Of
   // operations that fuse nothing, elements that are not loaded count for nothing.
   template <int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
+    if (masks_vectors()) return load_masked(first, step, end, raw);
+    if (biases_vectors()) return load_biased(first, step, end, raw);
     end = end < reach() ? end : reach();
     if (!kMayBeRagged || vectors_only_) {
 #pragma unroll
@@ -240,6 +270,40 @@ class Row {
       for (int item = 0; item < kVectors; ++item) fused_.load(first, item * step, raw[item].extras);
   }
 
+  // The same where Fusing::masks_vectors: what is not loaded is excluded.
+  template <int kVectors>
+  __device__ __forceinline__ void load_masked(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
+    if constexpr (Operation::kFused) {
+      end = end < dim_ ? end : dim_;
+      const Source *source = source_ + first, *grad = grad_ + first;
+      const std::uint8_t* mask = fused_.mask() + first;
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) {
+        raw[item].source = raw[item].grad = {};
+        fused_.exclude_all(raw[item].extras);
+        if (first + item * step >= end) continue;
+        raw[item].source = Vec<Source, kVector>::load(source + item * step);
+        if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad + item * step);
+        raw[item].extras.mask.load_aligned(mask + item * step);
+      }
+    }
+  }
+
+  // The same where Fusing::biases_vectors.
+  template <int kVectors>
+  __device__ __forceinline__ void load_biased(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
+    if constexpr (Operation::kFused && !kBackward) {
+      end = end < dim_ ? end : dim_;
+      const Source *source = source_ + first, *bias = fused_.bias() + first;
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) {
+        if (first + item * step >= end) continue;
+        raw[item].source = Vec<Source, kVector>::load(source + item * step);
+        raw[item].extras.bias = Vec<Source, kVector>::load(bias + item * step);
+      }
+    }
+  }
+
   // The same of vectors that all lie within the row, of operations that fuse nothing.
   template <int kVectors>
   __device__ __forceinline__ void load_whole(Index first, Index step, Raw (&raw)[kVectors]) const {
@@ -255,9 +319,11 @@ class Row {
     if constexpr (Operation::kFused) {
       if constexpr (kVector == 1)
         fused_.resolve(raw.extras);
+      else if (masks_vectors())
+        fused_.resolve_masked(raw.extras);
       else
         fused_.resolve(first, raw.extras);
-      if constexpr (kBackward) fused_.apply(first, raw.extras, raw.source, raw.grad);
+      if constexpr (kBackward || Operation::kMasked) fused_.apply(first, raw.extras, raw.source, raw.grad);
     } else {
       if (!kMayBeRagged || !ragged_ || first >= dim_ || whole(first)) return;
       const Raw none = nothing();
@@ -271,7 +337,10 @@ class Row {
   }
 
   __device__ __forceinline__ void terms(const Raw& raw, Index first, Term* terms) const {
-    if constexpr (Operation::kFused && !kBackward) {
+    if constexpr (Operation::kMasked) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) terms[k] = raw.source.widened(k) * fused_.scale();
+    } else if constexpr (Operation::kFused && !kBackward) {
       fused_.terms(first, raw.extras, [&](int k) { return raw.source.widened(k); }, terms);
     } else {
 #pragma unroll
@@ -291,9 +360,12 @@ class Row {
         terms_of(raw[item], first + item * step, all + item * kVector);
       }
     };
-    if constexpr (Operation::kFused && !kBackward && kVector >= 4)
-      if (fused_.masks_vectors())
-        return each([&](const Raw& raw, Index at, Term* of) { fused_.masked_terms(at, raw.extras, raw.source, of); });
+    if constexpr (Operation::kFused && !kBackward) {
+      if (masks_vectors())
+        return each([&](const Raw& raw, Index, Term* of) { fused_.masked_terms(raw.extras, raw.source, of); });
+      if (biases_vectors())
+        return each([&](const Raw& raw, Index at, Term* of) { fused_.biased_terms(at, raw.extras, raw.source, of); });
+    }
     each([&](Raw& raw, Index at, Term* of) {
       resolve(raw, at);
       terms(raw, at, of);
@@ -352,6 +424,23 @@ class Row {
     return raw;
   }
 
+  // Of vectors of at least four elements, as many bytes of a mask as are a word.
+  __device__ __forceinline__ bool masks_vectors() const {
+    if constexpr (Operation::kMasked)
+      return true;
+    else if constexpr (Operation::kFused && kVector >= 4)
+      return fused_.masks_vectors();
+    else
+      return false;
+  }
+
+  __device__ __forceinline__ bool biases_vectors() const {
+    if constexpr (kFusesMore<Operation> && !kBackward && kVector >= 4)
+      return fused_.biases_vectors();
+    else
+      return false;
+  }
+
   // Whether all elements of a vector that begins in the row, or before it, belong to it.
   __device__ __forceinline__ bool whole(Index first) const {
     if (!kMayBeRagged || !ragged_) return first < dim_;
@@ -388,8 +477,8 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
   using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector;
   constexpr bool kRaw =
-      tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused) && kVector > 1 &&
-      kVectors > kHeldVectors<Operation>;
+      tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>) &&
+      kVector > 1 && kVectors > kHeldVectors<Operation>;
   const int step = threads_per_row * kVector;
   const Operation operation = arguments.fusing.operation;
 
@@ -406,6 +495,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
   for (int r = 0; r < kRows; ++r) {
     if (r >= turns) break;
     const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
+    const int live = row[r].template live<kVectors>(step, arguments.live);
     Term terms[kRaw ? kVector : kVectors * kVector];
     typename Operation::State held;
     if constexpr (kRaw) {
@@ -415,22 +505,27 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
         row[r].resolve(raw[r][item], first + item * step);
       }
       operation.raise(held, raw[r], team);
+      if constexpr (Operation::kMasked) held.max *= arguments.fusing.scale;  // which is left to terms
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
-        if (item >= arguments.live) break;
+        if (item >= live) break;
         row[r].terms(raw[r][item], first + item * step, terms);
         operation.template add<kVector>(held, terms);
       }
       operation.total(held, team);
     } else {
-      row[r].resolved_terms(raw[r], first, step, arguments.live, terms);
-      held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, arguments.live, team);
+      row[r].resolved_terms(raw[r], first, step, live, terms);
+      held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, live, team);
     }
     const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
     operation.with_log([&](auto log) {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         if (item >= arguments.live) break;
+        if (kFusesMore<Operation> && !kRaw && item >= live) {
+#pragma unroll
+          for (int k = 0; k < (kRaw ? 0 : kVector); ++k) terms[item * kVector + k] = operation.reduced_nothing();
+        }
         if constexpr (kRaw) row[r].terms(raw[r][item], first + item * step, terms);
         const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
         row[r].store(first, item * step,

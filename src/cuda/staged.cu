@@ -57,6 +57,9 @@ struct Staged {
     copy_by_block(arguments.source + first * dim, source, rows * dim, staged_block<Source>(), copy_vector);
     if constexpr (kBackward)
       copy_by_block(arguments.grad + first * dim, grad, rows * dim, staged_block<Source>(), copy_vector);
+  }
+
+  __device__ __forceinline__ void await() const {
     await_copies();
     __syncthreads();
   }
@@ -74,37 +77,58 @@ template <typename Operation, int kItems>
 __device__ __forceinline__ void take_staged(const RowArguments<Operation>& arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
-  using Real = typename Operation::Real;
   constexpr bool kBackward = kIsBackward<Operation>;
   constexpr int kWord = tuning::staged_word(sizeof(Source));
-  constexpr int kFull = tuning::staged_items_before(kItems, Operation::kFused);  // items that every lane has
+  constexpr int kFull = tuning::staged_items_before(kItems);  // items that every lane has
 
   const Operation operation = arguments.fusing.operation;
+  using OffsetsOf = Offsets<kOperandsOf<Operation>>;
   const int dim = static_cast<int>(arguments.dim), step = arguments.lanes * kWord;
   const Staged<Operation> staged(arguments, dim);
-  const unsigned lanes = arguments.lanes, teams = staged_block<Source>() / lanes;
-  const int team = work::staged_row(static_cast<int>(threadIdx.x / lanes), static_cast<int>(teams), arguments.apart);
-  const int lane = static_cast<int>(threadIdx.x % lanes);
-  for (int turn = 0; turn < staged.rows; turn += static_cast<int>(teams)) {
-    const int row = turn + team, start = row * dim;
+  const int log2_lanes = log2_of(arguments.lanes), teams = staged_block<Source>() >> log2_lanes;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & (arguments.lanes - 1);
+  const int team = work::staged_row(thread >> log2_lanes, log2_of(teams) - log2_of(arguments.apart), arguments.apart);
+  // Where masks and biases of a row lie takes long to find: each lane of a team does so for the row of another turn.
+  OffsetsOf offsets;
+  const auto look_up = [&](int turn) {
+    const int row = turn + lane * teams + team;
+    if constexpr (Operation::kFused) offsets = offsets_in(arguments.outer, row < staged.rows ? staged.first + row : 0);
+  };
+  look_up(0);
+  staged.await();
+  for (int turn = 0; turn < staged.rows; turn += teams) {
+    const int row = turn + team;
+    const int start = row * dim;
     const bool exists = row < staged.rows;
     const int end = exists ? dim : 0;
     const int first = work::first_element(0, arguments.lanes, lane, kWord, start % kWord);  // then every step-th
     const auto inside = [&](int element) { return static_cast<unsigned>(element) < static_cast<unsigned>(end); };
 
     LineIfFused<Operation, int, 1> fused;
-    if constexpr (Operation::kFused)
-      fused = fused_line<1>(arguments, offsets_in(arguments.outer, exists ? staged.first + row : 0), end, 0);
+    if constexpr (Operation::kFused) {
+      const int from = turn >> log2_of(teams) & (arguments.lanes - 1);
+      if (from == 0 && turn > 0) look_up(turn);
+      OffsetsOf here{};
+      here.at[kMask] = __shfl_sync(kAllLanes, offsets.at[kMask], from, arguments.lanes);
+      if (!arguments.fusing.masks_neighbours)
+        for (const int operand : {kBias, kRow})
+          here.at[operand] = __shfl_sync(kAllLanes, offsets.at[operand], from, arguments.lanes);
+      fused = fused_line<1>(arguments, here, end, 0);
+    }
     const auto element = [&](int i) { return first + i / kWord * step + i % kWord; };
     if constexpr (Operation::kFused && kBackward) {
+      const auto exclude = [&](int element) {
+        staged.source[start + element] = narrow<Source>(operation.nothing().output);
+        staged.grad[start + element] = narrow<Source>(operation.nothing().grad);
+      };
+      if (fused.masks_neighbours())
+        fused.template for_mask<kItems, kWord, kFull>(first, step, end, [&](int i, bool excluded) {
+          if (excluded && exists) exclude(element(i));
+        });
+      else
 #pragma unroll 1
-      for (int at = first; at < end; at += step)
-#pragma unroll
-        for (int k = 0; k < kWord; ++k) {
-          if (!inside(at + k) || fused.includes(at + k)) continue;
-          staged.source[start + at + k] = narrow<Source>(operation.nothing().output);
-          staged.grad[start + at + k] = narrow<Source>(operation.nothing().grad);
-        }
+        for (int i = 0; i < kItems * kWord; ++i)
+          if (inside(element(i)) && !fused.includes(element(i))) exclude(element(i));
     }
     Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
     typename Operation::Term terms[kItems * kWord];
@@ -130,29 +154,18 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
 
 #pragma unroll
     for (int item = 0; item < kItems; ++item) load(item);
+#pragma unroll
+    for (int i = 0; i < kItems * kWord; ++i) make_term(i);
     if constexpr (Operation::kFused && !kBackward) {
-      constexpr int kSome = tuning::kStagedTogether * kWord;
+      if (fused.masks_neighbours())
+        fused.template masked_terms<kItems, kWord, kFull>(first, step, end, terms);
+      else
+        fused.template any_terms<kItems, kWord>(first, step, terms);
+    }
 #pragma unroll
-      for (int group = 0; group < kItems * kWord; group += kSome) {
-        Extras<Operation, 1> extras[kSome];
-#pragma unroll
-        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) fused.load(element(group + i), 0, extras[i]);
-#pragma unroll
-        for (int i = group; i < group + kSome && i < kItems * kWord; ++i) {
-          make_term(i);
-          fused.resolve(element(i), extras[i - group]);
-          const Real x = terms[i];
-          fused.terms(element(i), extras[i - group], [&](int) { return x; }, terms + i);
-        }
-        keep_order();  // or the compiler would load all, and have no registers
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kItems * kWord; ++i) {
-        make_term(i);
-        const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
-        if (ragged && !inside(element(i))) terms[i] = operation.nothing();
-      }
+    for (int i = 0; i < kItems * kWord; ++i) {
+      const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
+      if (ragged && !inside(element(i))) terms[i] = operation.nothing();
     }
     const auto state = operation.template reduce<kItems, kWord, kWord, true>(terms, kItems, Lanes{arguments.lanes});
     const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
@@ -186,20 +199,22 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
           for (int k = 0; k < kWord; ++k)  // the rest of a word is another team's
             if (inside(element + k)) word.extract(k, to + k);
         }
-        if constexpr (Operation::kFused)
-          if (__builtin_expect(finish.taints(), 0))
-#pragma unroll 1
-            for (int k = 0; k < kWord; ++k)
-              if (inside(element + k) && finish.clears(fused.includes(element + k)))
-                to[k] = narrow<Result>(operation.excluded());
       }
     }
+    if constexpr (Operation::kFused)
+      if (__builtin_expect(finish.taints(), 0))
+#pragma unroll 1
+        for (int i = 0; i < kItems * kWord; ++i)
+          if (inside(element(i)) && finish.clears(fused.includes(element(i))))
+            staged.result[start + element(i)] = narrow<Result>(operation.excluded());
   }
   staged.store(arguments, dim);
 }
 
 template <typename Operation, int kItems>
-__global__ void __launch_bounds__(tuning::kWarpBlock) staged_rows(const RowArguments<Operation> arguments) {
+__global__ void __launch_bounds__(tuning::kWarpBlock,
+                                  tuning::staged_min_blocks(Operation::kDirection, Operation::kFused))
+    staged_rows(const RowArguments<Operation> arguments) {
   if constexpr (kHasAllKernels)
     take_staged<Operation, kItems>(arguments);
   else
@@ -217,6 +232,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 
   const Operation operation = arguments.fusing.operation;
   const Staged<Operation> staged(arguments, kDim);
+  staged.await();
   for (int row = threadIdx.x * kRows; row < staged.rows; row += staged_block<Source>() * kRows) {
     const auto source = Rows::load(staged.source + row * kDim);
     Rows grad;
@@ -240,15 +256,14 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 }
 
 // Calls visitor(items), a constant, for the fewest items of which there is a kernel.
-template <typename Operation, int kItems = tuning::staged_items(1, Operation::kFused), typename Visitor>
+template <typename Operation, int kItems = tuning::staged_items(1), typename Visitor>
 void visit_items(int items, const Visitor& visitor) {
   constexpr int kBytes = sizeof(typename Operation::Source), kWord = tuning::staged_word(kBytes);
-  constexpr int kMost = Operation::kFused ? tuning::staged_items(tuning::staged_fused_dim(kBytes) / kWord + 1, true)
-                                          : (1 << tuning::kWarpMaxLog2Dim) / kWarp / kWord;
+  constexpr int kMost = (1 << tuning::kWarpMaxLog2Dim) / kWarp / kWord;
   if (items <= kItems)
     visitor(std::integral_constant<int, kItems>{});
   else if constexpr (kItems < kMost)
-    visit_items<Operation, tuning::staged_items(kItems + 1, Operation::kFused)>(items, visitor);
+    visit_items<Operation, tuning::staged_items(kItems + 1)>(items, visitor);
 }
 
 }  // namespace
@@ -271,7 +286,8 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
   };
   visit_operation(problem, [&]<typename Operation>() {
     constexpr int kBytes = sizeof(typename Operation::Source) + sizeof(typename Operation::Result);
-    if constexpr (!tuning::has_staged_rows(sizeof(typename Operation::Source)))
+    if constexpr (!tuning::has_staged_rows(sizeof(typename Operation::Source), sizeof(typename Operation::Result),
+                                           Operation::kFused))
       throw std::logic_error("rows of this type are never staged");
     else if constexpr (kBytes == 4 && !Operation::kFused)  // few instructions to spare
       visit_told<Operation>(problem, launch);

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -43,10 +44,30 @@ __device__ __forceinline__ T narrow(Accumulator<T> x) {
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number, the number
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
+// Of a power of two.
+__device__ __forceinline__ int log2_of(int x) {
+#if defined(__CUDACC__)
+  return 31 - __clz(x);
+#else
+  return std::countr_zero(static_cast<unsigned>(x));
+#endif
+}
+
 // Loads and stores are not moved over this by the compiler.
 __device__ __forceinline__ void keep_order() {
 #if defined(__CUDACC__)
   asm volatile("" ::: "memory");
+#endif
+}
+
+// The compiler does not know what `x` is from here on: what follows from it is computed again, and held no longer.
+template <typename T>
+__device__ __forceinline__ void forget([[maybe_unused]] T& x) {
+#if defined(__CUDACC__)
+  if constexpr (sizeof(T) == 8)
+    asm volatile("" : "+l"(x));
+  else
+    asm volatile("" : "+r"(x));
 #endif
 }
 

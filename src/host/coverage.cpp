@@ -1,5 +1,6 @@
 // Walks a CUDA plan on the host: which elements does each thread of the grid write?
 #include <algorithm>
+#include <bit>
 
 #include "host/cuda_plan.hpp"
 #include "host/tuning.hpp"
@@ -10,10 +11,11 @@ namespace {
 
 // Elements between the vector that row `index` begins in and its first element.
 int phase_of(const Problem& problem, const Plan& plan, std::int64_t index) {
+  const Axis rows = rows_in_order(problem, plan);
   std::int64_t offset = problem.misalignment[kSource] / size_of(problem.source);
-  for (int group = problem.outer.rank - 1; group >= 0; --group) {
-    offset += index % problem.outer.groups[group].size * problem.outer.groups[group].stride[kSource];
-    index /= problem.outer.groups[group].size;
+  for (int group = rows.rank - 1; group >= 0; --group) {
+    offset += index % rows.groups[group].size * rows.groups[group].stride[kSource];
+    index /= rows.groups[group].size;
   }
   return static_cast<int>(offset % plan.vector);
 }
@@ -76,11 +78,12 @@ void walk_cluster_gradients(const Problem& problem, const Plan& plan, Counts& co
 
 void walk_staged_rows(const Problem& problem, const Plan& plan, Counts& counts) {
   const int teams = plan.block / plan.threads_per_row;
+  const int log2_runs = std::countr_zero(static_cast<unsigned>(teams / plan.run));
   for (std::int64_t block = 0; block < plan.grid; ++block)
     for (int turn = 0; turn < plan.rows_per_block; turn += teams)
       for (int thread = 0; thread < plan.block; ++thread)
         for (int item = 0; item < plan.items; ++item) {
-          const int row = turn + work::staged_row(thread / plan.threads_per_row, teams, plan.run);
+          const int row = turn + work::staged_row(thread / plan.threads_per_row, log2_runs, plan.run);
           const auto phase = static_cast<int>(row * problem.dim.size % plan.vector);
           counts.row_elements(block * plan.rows_per_block + row,
                               work::first_element<std::int64_t>(item, plan.threads_per_row,

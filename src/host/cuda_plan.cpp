@@ -44,6 +44,8 @@ struct Rows {
   int most_held;     // where it would hold too few
   int most_cluster;  // and one of the cluster regime
   int state_bytes;
+  bool together;  // as Plan says
+  bool fused;     // more than what masked kernels know
 };
 
 int state_bytes(const Problem& problem) {
@@ -68,6 +70,45 @@ bool rows_are_vectors(const Problem& problem) {
   return true;
 }
 
+// Whether rows are vectors, and vectors of a mask or a bias, with elements of so many bytes, go with them.
+bool is_vectors_beside_rows(const Problem& problem, Operand operand, int bytes) {
+  const int vector = tuning::kVectorBytes / size_of(problem.source);
+  if (!problem.contiguous_rows() || problem.dim.size % vector != 0 || problem.dim.groups[0].stride[operand] != 1)
+    return false;
+  if (problem.misalignment[operand] % (vector * bytes) != 0 || problem.misalignment[kSource] != 0) return false;
+  for (int group = 0; group < problem.outer.rank; ++group) {
+    const auto& stride = problem.outer.groups[group].stride;
+    if (stride[kSource] % vector != 0 || stride[operand] % vector != 0) return false;
+  }
+  return rows_are_vectors(problem);
+}
+
+// Whether rows of this group have masks or biases of their own.
+bool varies(const Fused& fused, const Group& rows) {
+  return (fused.mask && rows.stride[kMask] != 0) || (fused.bias && rows.stride[kBias] != 0);
+}
+
+// Whether what is fused is asked for again only when L2 may have dropped it.
+bool repeats_late(const Problem& problem, const Device& device) {
+  const Fused& fused = problem.fused;
+  const std::int64_t dim = problem.dim.size, source = size_of(problem.source);
+  if (dim * source < tuning::kTogetherMinBytes) return false;
+  const Group& neighbours = problem.dim.groups[0];
+  std::int64_t bytes = dim * (source * (problem.has(kGrad) ? 2 : 1) + size_of(problem.result));
+  if (fused.mask && neighbours.stride[kMask] != 0) bytes += dim;
+  if (fused.bias && neighbours.stride[kBias] != 0) bytes += dim * size_of(fused.bias_dtype);
+  bool varied = false;
+  for (int group = problem.outer.rank - 1; group >= 0; --group) {
+    const Group& here = problem.outer.groups[group];
+    if (varies(fused, here))
+      varied = true;
+    else if (varied && tuning::kTogetherL2Part * bytes > device.l2_bytes)
+      return true;
+    bytes *= here.size;
+  }
+  return false;
+}
+
 Rows rows_of(const Problem& problem, const Device& device) {
   const int bytes = size_of(problem.source);
   Rows rows{};
@@ -79,10 +120,14 @@ Rows rows_of(const Problem& problem, const Device& device) {
     rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
   rows.alike = rows_are_vectors(problem);
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
-  rows.held = tuning::held_vectors(bytes, problem.direction, problem.fused.any);
-  rows.most_held = tuning::most_held_vectors(bytes, problem.direction, problem.fused.any);
-  rows.most_cluster = tuning::most_cluster_vectors(bytes, problem.direction, problem.fused.any);
+  rows.fused = problem.fused.any && !has_masked_kernels(problem);
+  rows.held = tuning::held_vectors(bytes, problem.direction, rows.fused);
+  rows.most_held = tuning::most_held_vectors(bytes, problem.direction, rows.fused);
+  rows.most_cluster = problem.fused.any && !rows.fused
+                          ? rows.most_held
+                          : tuning::most_cluster_vectors(bytes, problem.direction, rows.fused);
   rows.state_bytes = state_bytes(problem);
+  rows.together = problem.fused.any && repeats_late(problem, device);
   const bool elementwise =
       tuning::always_elementwise(bytes) || device.compute_capability < tuning::kAllKernelsFrom || !rows.alike ||
       (rows.ragged() && !tuning::vectors_may_be_ragged(bytes, problem.fused.any, log2_up(rows.dim)));
@@ -129,10 +174,11 @@ bool are_tiny(const Rows& rows, const Problem& problem) {
 // also backward; not where masks can be read as words, which are then the most, nor where rows are so few that all are
 // under way at once.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
-  if (!tuning::has_staged_rows(size_of(problem.source))) return false;
+  if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
   if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
   if (device.compute_capability < tuning::kAllKernelsFrom && !are_tiny(rows, problem)) return false;
-  if (problem.fused.any && problem.dim.size > tuning::staged_fused_dim(size_of(problem.source))) return false;
+  const bool narrow = problem.dim.size < 4 * rows.vector;
+  if (problem.fused.any && problem.direction == Direction::backward && !narrow) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
@@ -188,7 +234,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   // results take the place of sources of their size
   const int bytes = unit * dim * (sources * source + (source == result ? 0 : result));
   const std::int64_t blocks = std::int64_t{tuning::kStagedThreads / plan.block} * device.multiprocessors;
-  const int least = small ? tuning::kStagedSmallBytes : tuning::kStagedBytes;
+  const int least = small ? tuning::staged_small_bytes(problem.fused.any) : tuning::kStagedBytes;
   const int turns =
       static_cast<int>(std::clamp<std::int64_t>(rows.count / (unit * blocks), 1, divide_up(least, bytes)));
   plan.rows_per_block = unit * turns;
@@ -207,6 +253,7 @@ Plan row_plan(Regime regime, const Rows& rows, std::int64_t threads_per_row) {
   plan.regime = regime;
   plan.vector = rows.vector;
   plan.ragged = rows.ragged();
+  plan.together = rows.together;
   plan.items = static_cast<int>(divide_up(rows.vectors, threads_per_row));
   plan.threads_per_row = static_cast<int>(threads_per_row);
   return plan;
@@ -245,7 +292,7 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
 // be under way at once: there, threads that hold fewer vectors, and exponentiate them once, take less time.
 int vectors_under_way(const Problem& problem, const Rows& rows, const Device& device) {
   const int bytes = size_of(problem.source);
-  if (!tuning::sizes_blocks(bytes, problem.direction, problem.fused.any)) return 0;
+  if (!tuning::sizes_blocks(bytes, problem.direction, rows.fused)) return 0;
   int best = 0;
   std::int64_t least = tuning::kBlockMostBytes + 1;
   for (int vectors = rows.most_held; vectors > 0; --vectors) {
@@ -854,6 +901,30 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 }
 
 }  // namespace
+
+Axis rows_in_order(const Problem& problem, const Plan& plan) {
+  Axis rows = problem.outer;
+  const auto own = [&](const Group& group) { return varies(problem.fused, group); };
+  if (plan.together) std::stable_partition(rows.groups.begin(), rows.groups.begin() + rows.rank, own);
+  return rows;
+}
+
+bool masks_vectors(const Problem& problem) {
+  const Fused& fused = problem.fused;
+  return fused.mask && !fused.bias && !fused.causal && static_cast<float>(fused.scale) > 0 &&  // as kernels take it:
+         is_vectors_beside_rows(problem, kMask, 1);                                            // nothing() · 0 is NaN
+}
+
+bool biases_vectors(const Problem& problem) {
+  const Fused& fused = problem.fused;
+  return fused.bias && !fused.mask && !fused.causal && fused.bias_dtype == problem.source &&
+         is_vectors_beside_rows(problem, kBias, size_of(fused.bias_dtype));
+}
+
+bool has_masked_kernels(const Problem& problem) {
+  return problem.direction == Direction::forward && problem.source == problem.result && size_of(problem.source) < 8 &&
+         masks_vectors(problem);
+}
 
 bool holds_words(const Problem& problem, const Plan& plan) {
   return tuning::are_words(plan.vector * size_of(problem.source));

@@ -39,6 +39,17 @@ struct StridedTile {
 };
 StridedTile strided_tile(const Problem& problem, const Plan& plan);
 
+// The rows, in the order in which blocks take them: those of `outer`, or, where Plan::together, first those that share
+// masks and biases.
+Axis rows_in_order(const Problem& problem, const Plan& plan);
+
+// Whether all that is fused is a positive scale and a mask, and the vectors of rows have vectors of the mask.
+bool masks_vectors(const Problem& problem);
+// Whether it is a scale and a bias of the source's type, as vectors.
+bool biases_vectors(const Problem& problem);
+// Whether kernels of the block and cluster regimes that know no more than this take such a problem.
+bool has_masked_kernels(const Problem& problem);
+
 // Whether a strided plan holds columns in registers, which has its own kernel.
 inline bool holds_columns(const Plan& plan) { return plan.passes == 1 && !plan.staged; }
 

@@ -145,7 +145,8 @@ Problem make_problem(Operation operation, const TensorView& source, const Tensor
   const DimSet chosen = softmax_dims(dims, source.rank);
   problem.fused = fused_of(fusion, source, problem.direction, chosen);
   const TensorView* const bias = problem.fused.bias ? fusion.bias : nullptr;
-  problem.misalignment = {misalignment_of(&source), misalignment_of(grad), misalignment_of(&result)};
+  problem.misalignment = {misalignment_of(&source), misalignment_of(grad), misalignment_of(&result),
+                          misalignment_of(fusion.mask), misalignment_of(bias)};
 
   const auto is_softmax = [&](int d) { return chosen[static_cast<std::size_t>(d)]; };
   const auto group_of = [&](int d) {

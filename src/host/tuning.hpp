@@ -123,38 +123,50 @@ inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough a
 inline constexpr int kWarpBlocks = 8;
 
 // Rows of float64, of which a vector has two, are as good as aligned.
-constexpr bool has_staged_rows(int source_bytes) { return source_bytes < 8; }
+constexpr bool has_staged_rows(int source_bytes, int result_bytes, bool fused) {
+  return source_bytes < 8 && (!fused || source_bytes == result_bytes);
+}
+
+// Rows that share a mask or a bias follow each other where else half of what L2 has room for, or more, would pass
+// before it was asked for again (16 x 12 x 512 x 512 of float32 with 12 x 512 x 512: 105 us instead of 123; 16 x 4096 x
+// 4096 with 4096 x 4096: 533, 566). Not those that are narrow: they would leave the pages of memory that they have
+// begun.
+inline constexpr int kTogetherL2Part = 2;
+inline constexpr int kTogetherMinBytes = 1024;
 
 // Staged rows lie in shared memory, where nothing but its size bounds what is under way: eight blocks, as many as 64
 // registers a thread allow, keep more than 100 KiB on a multiprocessor (of such blocks, 48 KiB gave 0.75 of a copy's
 // speed, 96 KiB 1.0).
 inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
 inline constexpr int kStagedThreads = 1024;     // a multiprocessor, before blocks stage more than they must
+// Blocks of the largest size, a multiprocessor, that the compiler is to leave registers for (0: as it likes): forward,
+// masks take long to come, and what is rarely fused should not cost the threads that hide it.
+constexpr int staged_min_blocks(Direction direction, bool fused) {
+  return fused && direction == Direction::forward ? kWarpBlocks : 0;
+}
 // Rows of 32 bits take a third of the instructions: sixteen small blocks, which have 74 KiB under way, keep memory
 // busiest (253 us of 512 MiB where large ones took 258); not where single rows are 2 KiB and more. There are only half
 // as many teams to lie `apart`, so that words of more rows meet in a bank than bank_turns() says; it does not show.
 inline constexpr int kStagedSmallBlock = 64;
-inline constexpr int kStagedSmallBytes = 4608;
+constexpr int staged_small_bytes(bool fused) { return fused ? 9 * 1024 : 4608; }  // to find masks takes time once
 constexpr bool suits_small_staged_block(int source_bytes, int lanes) { return source_bytes == 4 && lanes < kWarp; }
 inline constexpr int kStagedValues = 32;   // that a lane has of a row before more lanes share it
+inline constexpr int kStagedMasks = 8;     // bytes of a mask that a lane loads together
 inline constexpr int kStagedTogether = 4;  // words that a lane loads before it uses the first, where it holds none
-
-// Wider fused rows are better off as vectors: masks and biases are not staged, and would be read element by element.
-constexpr int staged_fused_dim(int source_bytes) { return 4 * kVectorBytes / source_bytes - 1; }
 
 // Elements of a word, which is what a thread takes from shared memory at once. Rows need not be aligned to more.
 constexpr int staged_word(int source_bytes) { return source_bytes == 2 ? 2 : 1; }
 
-// A lane's words, rounded up to those that kernels are compiled for. Fused kernels are large: there are fewer.
-constexpr int staged_items(int items, bool fused) {
-  const int step = fused || items > 12 ? 4 : 2;
+// A lane's words, rounded up to those that kernels are compiled for.
+constexpr int staged_items(int items) {
+  const int step = items > 12 ? 4 : 2;
   return (items + step - 1) / step * step;
 }
 
 // The largest number that is rounded up to less than `items`.
-constexpr int staged_items_before(int items, bool fused) {
+constexpr int staged_items_before(int items) {
   int before = items - 1;
-  while (before > 0 && staged_items(before, fused) >= items) --before;
+  while (before > 0 && staged_items(before) >= items) --before;
   return before;
 }
 

@@ -40,9 +40,9 @@ NDSOFTMAX_HOST_DEVICE std::int64_t row(std::int64_t block, int rows_per_block, i
 }
 
 // Which of the rows of a turn a team of a staged block takes: neighbours take rows that are `apart` from each other, as
-// long as there are such.
-NDSOFTMAX_HOST_DEVICE int staged_row(int team, int teams, int apart) {
-  return team % (teams / apart) * apart + team / (teams / apart);
+// long as there are such. All are powers of two, of which `log2_runs` is that of teams / apart.
+NDSOFTMAX_HOST_DEVICE int staged_row(int team, int log2_runs, int apart) {
+  return (team & ((1 << log2_runs) - 1)) * apart + (team >> log2_runs);
 }
 
 // A row is read as vectors that start at a multiple of their size in memory, `phase` elements before the row or at it.

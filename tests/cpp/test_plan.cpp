@@ -54,6 +54,16 @@ bool write_whole_sectors(int bytes, int step, int inner, int phase, int drift, i
   return true;
 }
 
+// `heads` times q x k, all with one mask of q x k (or, for a bias, of float32).
+Problem masked(std::int64_t heads, std::int64_t q, std::int64_t k, bool with_bias = false, void* mask = nullptr) {
+  const std::vector<std::int64_t> sizes{heads, q, k}, strides{q * k, k, 1}, shared{q, k}, rows{k, 1}, last{2};
+  const TensorView view{nullptr, DType::float32, 3, sizes.data(), strides.data()};
+  const TensorView fused{mask, DType::float32, 2, shared.data(), rows.data()};
+  Fusion fusion;
+  (with_bias ? fusion.bias : fusion.mask) = &fused;
+  return make_problem(Operation::softmax, view, nullptr, view, last, fusion);
+}
+
 bool covers(const Problem& problem, const Plan& plan) {
   const auto counts = coverage(problem, plan);
   return std::all_of(counts.begin(), counts.end(), [](int count) { return count == 1; });
@@ -138,6 +148,30 @@ int main() {
     CHECK(here.regime == Regime::cluster && here.staged && here.grid / here.cluster < 18);
     CHECK(here.shared_bytes <= hopper.shared_bytes_per_block);
     CHECK(covers(rows, here));
+  }
+
+  // rows that share a mask follow each other where L2 would forget it from one head to the next, and rows are wide
+  {
+    Device h200 = gpu(90);
+    h200.l2_bytes = 50 << 20;
+    const Problem large = masked(16, 4096, 4096), small = masked(16, 512, 4096), narrow = masked(64, 65536, 128);
+    CHECK(plan(large, h200).together && !plan(small, h200).together && !plan(narrow, h200).together);
+    CHECK(plan(masked(16, 4096, 4096, true), h200).together);
+    CHECK(!plan(masked(1, 4096, 4096), h200).together);
+    const Axis natural = rows_in_order(small, plan(small, h200)), turned = rows_in_order(large, plan(large, h200));
+    CHECK(natural.groups[0].size == 16 && natural.groups[1].size == 512);
+    CHECK(turned.groups[0].size == 4096 && turned.groups[1].size == 16);
+    h200.l2_bytes = 1 << 10;
+    const Problem few = masked(3, 5, 1000);
+    CHECK(plan(few, h200).together && covers(few, plan(few, h200)));
+  }
+  // what kernels that know masks alone take: vectors of a mask beside vectors of a row
+  {
+    alignas(16) char bytes[16];
+    CHECK(masks_vectors(masked(4, 8, 4096, false, bytes)) && has_masked_kernels(masked(4, 8, 4096, false, bytes)));
+    CHECK(!masks_vectors(masked(4, 8, 4096, false, bytes + 1)) && !masks_vectors(masked(4, 8, 4097)));
+    CHECK(!masks_vectors(masked(4, 8, 4096, true)) && biases_vectors(masked(4, 8, 4096, true, bytes)));
+    CHECK(!biases_vectors(masked(4, 8, 4096, true, bytes + 4)));
   }
 
   CHECK_THROWS(std::invalid_argument, plan(problem(1, 2000, 1), gpu(90), Regime::warp));

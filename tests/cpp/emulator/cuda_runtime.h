@@ -73,6 +73,12 @@ T __shfl_xor_sync(unsigned, T value, int lane_mask) {
   return other;
 }
 
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int from, int width) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  return __shfl_xor_sync(mask, value, lane ^ ((lane & ~(width - 1)) | (from & (width - 1))));
+}
+
 using std::max;
 using std::min;
 
