@@ -1,7 +1,9 @@
 // Block regime: contiguous rows that one block holds in registers, as 16-byte vectors; wider than a warp likes.
 // Thread t has vectors t, t + block, t + 2 block, …; warps reduce by shuffles, then through shared memory.
 // Each element is read once and written once. What bounds it: memory, as long as rows start on 16 bytes. Others cost
-// each of their threads instructions. Rows of 16 bits are held as loaded where threads have more than four vectors.
+// each of their threads instructions. Rows of 16 bits are held as loaded where threads have more than four vectors. A
+// mask beside whole vectors, and nothing more, has kernels of its own (MaskedForward), as in the cluster regime: they
+// hold rows as where nothing is fused.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 

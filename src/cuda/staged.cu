@@ -2,7 +2,8 @@
 // run of them into shared memory as vectors, teams of lanes take words of 32 bits from there and put results back, and
 // the block copies those out as one run. Rows smaller than a vector are taken from there as the vectors that hold some.
 // Memory, which sees whole vectors only, is the bound while an element takes less than its share of instructions: 32 of
-// a lane for one of 16 bits on an H200. So nothing loads or branches element by element: 14 to 16 are left.
+// a lane for one of 16 bits on an H200. So nothing loads or branches element by element: 14 to 16 are left. But masks
+// and biases are not staged: each element's is read from where it lies.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
@@ -258,8 +259,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 // Calls visitor(items), a constant, for the fewest items of which there is a kernel.
 template <typename Operation, int kItems = tuning::staged_items(1), typename Visitor>
 void visit_items(int items, const Visitor& visitor) {
-  constexpr int kBytes = sizeof(typename Operation::Source), kWord = tuning::staged_word(kBytes);
-  constexpr int kMost = (1 << tuning::kWarpMaxLog2Dim) / kWarp / kWord;
+  constexpr int kMost =
+      tuning::staged_most_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
   if (items <= kItems)
     visitor(std::integral_constant<int, kItems>{});
   else if constexpr (kItems < kMost)

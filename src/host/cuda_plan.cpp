@@ -171,14 +171,12 @@ bool are_tiny(const Rows& rows, const Problem& problem) {
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
 // where more than a quarter of the lanes that hold vectors would hold none, or half of them where something is fused,
-// also backward; not where masks can be read as words, which are then the most, nor where rows are so few that all are
-// under way at once.
+// also backward; not where rows are so few that all are under way at once.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
-  if (problem.dim.size > 1 << tuning::kWarpMaxLog2Dim || !problem.packed_rows()) return false;
+  const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any);
+  if (problem.dim.size > most || !problem.packed_rows()) return false;
   if (device.compute_capability < tuning::kAllKernelsFrom && !are_tiny(rows, problem)) return false;
-  const bool narrow = problem.dim.size < 4 * rows.vector;
-  if (problem.fused.any && problem.direction == Direction::backward && !narrow) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
