@@ -579,16 +579,22 @@ def test_biases_and_masks_of_rows_that_begin_anywhere(
         ((3, 20, 50304), -1, {"where": (20, 50304)}),
         ((2, 19, 64, 72), 1, {"mask": (2, 19, 1, 1)}),
         ((2, 19, 64, 72), 1, {"mask": (19, 64, 72)}),
+        ((2, 21, 64, 72), 1, {"mask": (2, 21, 1, 1), "scale": -0.7}),
+        ((2, 21, 64, 72), 1, {"mask": (2, 21, 1, 1), "scale": 0.0}),
+        ((700, 8192), -1, {"mask": (8192,)}),
+        ((3, 40, 4096), -1, {"mask": (40, 4096), "scale": -0.7}),
     ],
     ids=str,
 )
 def test_many_rows(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim: int, fused: dict[str, Any]) -> None:
     """Of shapes whose kernels know what is fused, or that masks repeat; NaN stands under them and does not show."""
     count = torch.Size(shape).numel()
-    options: dict[str, Any] = {"scale": 0.7}
+    options: dict[str, Any] = {"scale": 0.7, **fused}
+    scale = options["scale"]
     included = torch.ones(shape, dtype=torch.bool, device=device)
     for seed, (name, of) in enumerate(fused.items()):
-        options[name] = of
+        if name == "scale":
+            continue
         if name == "bias":
             options[name] = numbers(torch.Size(of).numel(), seed, dtype, device).view(of)
         elif name == "causal":
@@ -596,8 +602,9 @@ def test_many_rows(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim:
         else:
             options[name] = numbers(torch.Size(of).numel(), seed, device=device).view(of) > 0.5
             included &= options[name] if name == "where" else ~options[name]
-    x = numbers(count, 7, dtype, device).view(shape)
-    exact = oracle.masked_forward(x, dim, included, options.get("bias"), 0.7, log=False)
+    # what is not there would show, were it the largest
+    x = numbers(count, 7, dtype, device).view(shape) - (300 if dtype in HALVES else 0)
+    exact = oracle.masked_forward(x, dim, included, options.get("bias"), scale, log=False)
     hidden = torch.where(included, x, torch.nan).requires_grad_()
     got = ndsoftmax.softmax(hidden, dim, **options)
     allowed = 1 + (16 + 4 * 8 + 2 * shape[dim] ** 0.5) * (2**-13 if dtype in HALVES else 1)
@@ -606,7 +613,7 @@ def test_many_rows(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim:
     grad_output = numbers(count, 8, dtype, device).view(shape)
     (grad,) = torch.autograd.grad(got, hidden, torch.where(included, grad_output, torch.nan))
     given = torch.where(included, grad_output, 0)
-    exact_grad = oracle.backward(given, exact, dim, log=False) * 0.7
+    exact_grad = oracle.backward(given, exact, dim, log=False) * scale
     assert_close(grad, exact_grad, oracle.magnitude(given, exact, dim, log=False) * 0.7)
 
 

@@ -242,7 +242,8 @@ class HeldColumns {
     });
   }
 
-  // The same where Fusing::masks_evenly, of the mask at the first item, and bytes further at each next one.
+  // The same where Fusing::masks_evenly, of the mask at the first item, and bytes further at each next one. What does
+  // not exist is excluded, too: a negative factor would make its nothing() the largest.
   __device__ __forceinline__ void apply_evenly(const std::uint8_t* mask, std::int64_t step, bool excludes, Real factor,
                                                Real scale) {
     scale_ = scale;
@@ -251,7 +252,7 @@ class HeldColumns {
     each([&](int first) {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i, mask += step)
-        if (first + i < mine_ && (*mask != 0) == excludes) excluded |= 1u << (first + i);
+        if (first + i >= mine_ || (*mask != 0) == excludes) excluded |= 1u << (first + i);
     });
     each([&](int first) {
 #pragma unroll

@@ -124,14 +124,13 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.apart = plan.run;
   arguments.rows_per_block = plan.rows_per_block;
   arguments.ragged = plan.ragged;
-  arguments.outer = decltype(arguments.outer)(rows_in_order(problem, plan));
+  using AxisOf = decltype(arguments.outer);
+  arguments.outer = plan.together ? AxisOf(rows_in_order(problem, plan)) : AxisOf(problem.outer);
   const bool whole = plan.passes == 1 && problem.dim.size % (std::int64_t{plan.threads_per_row} * plan.vector) == 0;
   arguments.fusing =
       fusing_of<Operation>(problem, pointers, problem.dim.groups[0], plan.ragged || plan.staged || !whole);
   if constexpr (Operation::kFused) {
-    const Fused& fused = problem.fused;
-    arguments.fusing.masks_neighbours = fused.mask && arguments.fusing.mask_step == 1 && !fused.bias && !fused.causal &&
-                                        arguments.fusing.scale > 0;  // nothing() · 0 would be NaN
+    arguments.fusing.masks_neighbours = masks_neighbours(problem);
     const bool held = !plan.staged && plan.vector == Row<Operation, int>::kVector;
     arguments.fusing.masks_vectors = held && masks_vectors(problem);
     arguments.fusing.biases_vectors = held && plan.passes == 1 && biases_vectors(problem);
@@ -147,6 +146,7 @@ void visit_held(const Plan& plan, const Visitor& visitor) {
   // those of 16 bits as they were loaded
   if constexpr (kMostHeld > kHeld && kMost > kMostHeld)
     if (plan.items <= kMostHeld) return visitor(std::integral_constant<int, kMostHeld>{});
+  if (plan.items > kMost) throw std::logic_error("no kernel is compiled for " + std::to_string(plan.items));
   visitor(std::integral_constant<int, kMost>{});
 }
 

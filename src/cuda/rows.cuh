@@ -66,12 +66,9 @@ inline constexpr int kHeldVectors =
 template <typename Operation>
 inline constexpr int kMostHeldVectors =
     tuning::most_held_vectors(sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>);
-// (masks have the registers of some)
 template <typename Operation>
-inline constexpr int kMostClusterVectors =
-    Operation::kMasked
-        ? kMostHeldVectors<Operation>
-        : tuning::most_cluster_vectors(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+inline constexpr int kMostClusterVectors = tuning::most_cluster_vectors(
+    sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>, Operation::kMasked);
 
 // Of an element, or of the first element of a row, from the start of each operand.
 template <int kCount>
@@ -279,7 +276,12 @@ class Row {
       const std::uint8_t* mask = fused_.mask() + first;
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
-        raw[item].source = raw[item].grad = {};
+        // of 16 bits, as many as there is room for are asked for the maximum
+        raw[item].source =
+            Operation::kMasked
+                ? Vec<Source, kVector>::filled(-std::numeric_limits<typename Operation::Real>::infinity())
+                : Vec<Source, kVector>{};
+        raw[item].grad = {};
         fused_.exclude_all(raw[item].extras);
         if (first + item * step >= end) continue;
         raw[item].source = Vec<Source, kVector>::load(source + item * step);

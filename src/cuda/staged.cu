@@ -90,6 +90,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
   const int thread = static_cast<int>(threadIdx.x), lane = thread & (arguments.lanes - 1);
   const int team = work::staged_row(thread >> log2_lanes, log2_of(teams) - log2_of(arguments.apart), arguments.apart);
   // Where masks and biases of a row lie takes long to find: each lane of a team does so for the row of another turn.
+  // For what is none, it finds those of row 0, which may be read.
   OffsetsOf offsets;
   const auto look_up = [&](int turn) {
     const int row = turn + lane * teams + team;
@@ -265,6 +266,8 @@ void visit_items(int items, const Visitor& visitor) {
     visitor(std::integral_constant<int, kItems>{});
   else if constexpr (kItems < kMost)
     visit_items<Operation, tuning::staged_items(kItems + 1)>(items, visitor);
+  else
+    throw std::logic_error("no kernel is compiled for " + std::to_string(items));
 }
 
 }  // namespace

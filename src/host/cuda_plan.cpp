@@ -123,9 +123,8 @@ Rows rows_of(const Problem& problem, const Device& device) {
   rows.fused = problem.fused.any && !has_masked_kernels(problem);
   rows.held = tuning::held_vectors(bytes, problem.direction, rows.fused);
   rows.most_held = tuning::most_held_vectors(bytes, problem.direction, rows.fused);
-  rows.most_cluster = problem.fused.any && !rows.fused
-                          ? rows.most_held
-                          : tuning::most_cluster_vectors(bytes, problem.direction, rows.fused);
+  rows.most_cluster =
+      tuning::most_cluster_vectors(bytes, problem.direction, rows.fused, problem.fused.any && !rows.fused);
   rows.state_bytes = state_bytes(problem);
   rows.together = problem.fused.any && repeats_late(problem, device);
   const bool elementwise =
@@ -176,6 +175,8 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
   const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any);
   if (problem.dim.size > most || !problem.packed_rows()) return false;
+  const bool narrow = problem.dim.size < tuning::kStagedFusedVectors * rows.vector;
+  if (problem.fused.any && !narrow && !masks_neighbours(problem)) return false;
   if (device.compute_capability < tuning::kAllKernelsFrom && !are_tiny(rows, problem)) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
@@ -905,6 +906,11 @@ Axis rows_in_order(const Problem& problem, const Plan& plan) {
   const auto own = [&](const Group& group) { return varies(problem.fused, group); };
   if (plan.together) std::stable_partition(rows.groups.begin(), rows.groups.begin() + rows.rank, own);
   return rows;
+}
+
+bool masks_neighbours(const Problem& problem) {
+  const Fused& fused = problem.fused;
+  return fused.mask && !fused.bias && !fused.causal && problem.dim.groups[0].stride[kMask] == 1;
 }
 
 bool masks_vectors(const Problem& problem) {

@@ -43,7 +43,9 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan);
 // masks and biases.
 Axis rows_in_order(const Problem& problem, const Plan& plan);
 
-// Whether all that is fused is a positive scale and a mask, and the vectors of rows have vectors of the mask.
+// Whether all that is fused is a scale and a mask, of neighbours.
+bool masks_neighbours(const Problem& problem);
+// Whether the scale is positive, too, and the vectors of rows have vectors of the mask.
 bool masks_vectors(const Problem& problem);
 // Whether it is a scale and a bias of the source's type, as vectors.
 bool biases_vectors(const Problem& problem);

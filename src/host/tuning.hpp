@@ -57,8 +57,8 @@ constexpr int most_held_vectors(int source_bytes, Direction direction, bool fuse
 // more, rows of 100,000 to 250,000 keep 120 to 150 KiB in flight there, instead of 83 to 107, and still find room in 64
 // registers.
 inline constexpr int kMostClusterVectors = 10;
-constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool fused) {
-  return source_bytes < 8 && direction == Direction::forward && !fused
+constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool fused, bool masked) {
+  return source_bytes < 8 && direction == Direction::forward && !fused && !masked  // masks take registers
              ? kMostClusterVectors
              : most_held_vectors(source_bytes, direction, fused);
 }
@@ -122,7 +122,7 @@ inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough a
 // staged: while all are under way at once, either would only take longer.
 inline constexpr int kWarpBlocks = 8;
 
-// Rows of float64, of which a vector has two, are as good as aligned.
+// Rows of float64, of which a vector has two, are as good as aligned; and fused ones of two types are too rare.
 constexpr bool has_staged_rows(int source_bytes, int result_bytes, bool fused) {
   return source_bytes < 8 && (!fused || source_bytes == result_bytes);
 }
@@ -154,10 +154,12 @@ inline constexpr int kStagedValues = 32;   // that a lane has of a row before mo
 inline constexpr int kStagedMasks = 8;     // bytes of a mask that a lane loads together
 inline constexpr int kStagedTogether = 4;  // words that a lane loads before it uses the first, where it holds none
 
-// The gradients of wider fused rows are better off as vectors: their masks are read, an element at a time, while shared
-// memory waits (128 x 6 x 257 x 257 of float32: 193 us, held 170).
+// Wider fused rows are better off as vectors, whose masks are read as words, but for those with a mask alone, forward.
+// (Gradients of 128 x 6 x 257 x 257 of float32: 193 us, held 170.)
+inline constexpr int kStagedFusedVectors = 4;
 constexpr int staged_most_dim(int source_bytes, Direction direction, bool fused) {
-  return fused && direction == Direction::backward ? 4 * kVectorBytes / source_bytes - 1 : 1 << kWarpMaxLog2Dim;
+  return fused && direction == Direction::backward ? kStagedFusedVectors * kVectorBytes / source_bytes - 1
+                                                   : 1 << kWarpMaxLog2Dim;
 }
 
 // Elements of a word, which is what a thread takes from shared memory at once. Rows need not be aligned to more.

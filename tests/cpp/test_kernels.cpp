@@ -195,6 +195,11 @@ int main() {
   auto runs = testing::run(wide, {small, roomy}, 1, launch);
   CHECK(runs["online, clusters"] > 30);
   CHECK(runs["online, clusters, fused"] > 30);
+  // masks alone, which are read in ways of their own: of so few shapes, each time with another mask and scale
+  const std::vector<testing::Case> masked{{{2, 19, 72}, {}, {1}},  {{5, 11, 136}, {}, {1}}, {{80, 70}, {}, {1}},
+                                          {{2, 3, 2048}, {}, {2}}, {{30, 2, 257}, {}, {2}}, {{2, 2, 9000}, {}, {2}}};
+  CHECK(testing::run(masked, {device}, 25, launch)["total"] > 100);
+  CHECK(testing::run({{{24, 8192}, {}, {1}}}, {device}, 5, launch)["total"] > 3);
   CHECK_EQUAL(cuda::kernels_compiled(), 812);  // more of them take longer to compile: is it worth it?
   return summary();
 }
