@@ -67,6 +67,10 @@ struct Fused {
   std::int64_t diagonal = 0;  // causal: element j of row i is included where j <= i + diagonal
   bool dead_rows_are_zero = false;
 
+  // of what excludes or adds; the scale may be any
+  bool only_mask() const { return mask && !bias && !causal; }
+  bool only_bias() const { return bias && !mask && !causal; }
+
   friend bool operator==(const Fused&, const Fused&) = default;
 };
 

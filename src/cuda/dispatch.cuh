@@ -61,6 +61,10 @@ void visit_told(const Problem& problem, Visitor&& visitor) {
     visitor.template operator()<typename Operation::template With<std::false_type>>();
 }
 
+[[noreturn]] inline void no_kernel_for(int value) {
+  throw std::logic_error("no kernel is compiled for " + std::to_string(value));
+}
+
 // Calls visitor(std::integral_constant<int, n>) for the n that equals `value`, of kFirst, … kLast.
 template <int kFirst, int kLast, typename Visitor>
 void visit_int(int value, Visitor&& visitor) {
@@ -70,7 +74,7 @@ void visit_int(int value, Visitor&& visitor) {
     else
       visit_int<kFirst + 1, kLast>(value, visitor);
   } else {
-    throw std::logic_error("no kernel is compiled for " + std::to_string(value));
+    no_kernel_for(value);
   }
 }
 
@@ -103,7 +107,7 @@ Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers, co
     fusing.mask_flip = fused.mask_includes ? Excluded<1>::kAll : 0;
     fusing.scale = static_cast<typename Operation::Real>(fused.scale);
     fusing.diagonal = fused.diagonal;
-    fusing.masks_evenly = fused.mask && fusing.mask_step == 0 && !fused.bias && !fused.causal;
+    fusing.masks_evenly = fused.only_mask() && fusing.mask_step == 0;
   }
   return fusing;
 }
@@ -124,8 +128,10 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.apart = plan.run;
   arguments.rows_per_block = plan.rows_per_block;
   arguments.ragged = plan.ragged;
-  using AxisOf = decltype(arguments.outer);
-  arguments.outer = plan.together ? AxisOf(rows_in_order(problem, plan)) : AxisOf(problem.outer);
+  if constexpr (Operation::kFused)
+    arguments.outer = decltype(arguments.outer)(rows_in_order(problem, plan));
+  else
+    arguments.outer = decltype(arguments.outer)(problem.outer);
   const bool whole = plan.passes == 1 && problem.dim.size % (std::int64_t{plan.threads_per_row} * plan.vector) == 0;
   arguments.fusing =
       fusing_of<Operation>(problem, pointers, problem.dim.groups[0], plan.ragged || plan.staged || !whole);
@@ -146,7 +152,7 @@ void visit_held(const Plan& plan, const Visitor& visitor) {
   // those of 16 bits as they were loaded
   if constexpr (kMostHeld > kHeld && kMost > kMostHeld)
     if (plan.items <= kMostHeld) return visitor(std::integral_constant<int, kMostHeld>{});
-  if (plan.items > kMost) throw std::logic_error("no kernel is compiled for " + std::to_string(plan.items));
+  if (plan.items > kMost) no_kernel_for(plan.items);
   visitor(std::integral_constant<int, kMost>{});
 }
 

@@ -267,7 +267,7 @@ void visit_items(int items, const Visitor& visitor) {
   else if constexpr (kItems < kMost)
     visit_items<Operation, tuning::staged_items(kItems + 1)>(items, visitor);
   else
-    throw std::logic_error("no kernel is compiled for " + std::to_string(items));
+    no_kernel_for(items);
 }
 
 }  // namespace

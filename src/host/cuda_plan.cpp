@@ -70,18 +70,25 @@ bool rows_are_vectors(const Problem& problem) {
   return true;
 }
 
+// Whether every row of an operand, with elements of so many bytes, starts on what belongs to a vector of the source.
+bool rows_start_on_vectors(const Problem& problem, Operand operand, int bytes) {
+  const int vector = tuning::kVectorBytes / size_of(problem.source);
+  bool starts = problem.misalignment[operand] % (vector * bytes) == 0;
+  for (int group = 0; group < problem.outer.rank; ++group)
+    starts = starts && problem.outer.groups[group].stride[operand] % vector == 0;
+  return starts;
+}
+
 // Whether rows are vectors, and vectors of a mask or a bias, with elements of so many bytes, go with them.
 bool is_vectors_beside_rows(const Problem& problem, Operand operand, int bytes) {
-  const int vector = tuning::kVectorBytes / size_of(problem.source);
-  if (!problem.contiguous_rows() || problem.dim.size % vector != 0 || problem.dim.groups[0].stride[operand] != 1)
-    return false;
-  if (problem.misalignment[operand] % (vector * bytes) != 0 || problem.misalignment[kSource] != 0) return false;
-  for (int group = 0; group < problem.outer.rank; ++group) {
-    const auto& stride = problem.outer.groups[group].stride;
-    if (stride[kSource] % vector != 0 || stride[operand] % vector != 0) return false;
-  }
-  return rows_are_vectors(problem);
+  const int source_bytes = size_of(problem.source);
+  return problem.contiguous_rows() && problem.dim.size % (tuning::kVectorBytes / source_bytes) == 0 &&
+         problem.dim.groups[0].stride[operand] == 1 && rows_start_on_vectors(problem, operand, bytes) &&
+         rows_start_on_vectors(problem, kSource, source_bytes) && rows_are_vectors(problem);
 }
+
+// Whether nothing() stays what it is when kernels multiply it by the scale: by 0, it would be NaN.
+bool scales_nothing(const Fused& fused) { return static_cast<float>(fused.scale) > 0; }
 
 // Whether rows of this group have masks or biases of their own.
 bool varies(const Fused& fused, const Group& rows) {
@@ -115,16 +122,14 @@ Rows rows_of(const Problem& problem, const Device& device) {
   rows.count = problem.outer.size;
   rows.dim = problem.dim.size;
   rows.vector = tuning::kVectorBytes / bytes;
-  rows.aligned = problem.misalignment[kSource] == 0;
-  for (int group = 0; group < problem.outer.rank; ++group)
-    rows.aligned = rows.aligned && problem.outer.groups[group].stride[kSource] % rows.vector == 0;
+  rows.aligned = rows_start_on_vectors(problem, kSource, bytes);
   rows.alike = rows_are_vectors(problem);
   rows.vectors = divide_up(problem.dim.size + (rows.aligned ? 0 : rows.vector - 1), rows.vector);
-  rows.fused = problem.fused.any && !has_masked_kernels(problem);
+  const bool masked = has_masked_kernels(problem);
+  rows.fused = problem.fused.any && !masked;
   rows.held = tuning::held_vectors(bytes, problem.direction, rows.fused);
   rows.most_held = tuning::most_held_vectors(bytes, problem.direction, rows.fused);
-  rows.most_cluster =
-      tuning::most_cluster_vectors(bytes, problem.direction, rows.fused, problem.fused.any && !rows.fused);
+  rows.most_cluster = tuning::most_cluster_vectors(bytes, problem.direction, rows.fused, masked);
   rows.state_bytes = state_bytes(problem);
   rows.together = problem.fused.any && repeats_late(problem, device);
   const bool elementwise =
@@ -173,10 +178,9 @@ bool are_tiny(const Rows& rows, const Problem& problem) {
 // also backward; not where rows are so few that all are under way at once.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
-  const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any);
+  const bool fuses_more = problem.fused.any && !masks_neighbours(problem);
+  const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any, fuses_more);
   if (problem.dim.size > most || !problem.packed_rows()) return false;
-  const bool narrow = problem.dim.size < tuning::kStagedFusedVectors * rows.vector;
-  if (problem.fused.any && !narrow && !masks_neighbours(problem)) return false;
   if (device.compute_capability < tuning::kAllKernelsFrom && !are_tiny(rows, problem)) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
@@ -552,7 +556,7 @@ bool results_go_back(const Problem& problem) {
 bool fuses_in_place(const Problem& problem) {
   const Fused& fused = problem.fused;
   return problem.direction == Direction::backward || size_of(problem.source) > 2 ||
-         (!fused.bias && static_cast<float>(fused.scale) > 0);  // as kernels take it: nothing() · 0 would be NaN
+         (!fused.bias && scales_nothing(fused));
 }
 
 // Elements of dim whose columns are a whole number of vectors.
@@ -909,19 +913,16 @@ Axis rows_in_order(const Problem& problem, const Plan& plan) {
 }
 
 bool masks_neighbours(const Problem& problem) {
-  const Fused& fused = problem.fused;
-  return fused.mask && !fused.bias && !fused.causal && problem.dim.groups[0].stride[kMask] == 1;
+  return problem.fused.only_mask() && problem.dim.groups[0].stride[kMask] == 1;
 }
 
 bool masks_vectors(const Problem& problem) {
-  const Fused& fused = problem.fused;
-  return fused.mask && !fused.bias && !fused.causal && static_cast<float>(fused.scale) > 0 &&  // as kernels take it:
-         is_vectors_beside_rows(problem, kMask, 1);                                            // nothing() · 0 is NaN
+  return problem.fused.only_mask() && scales_nothing(problem.fused) && is_vectors_beside_rows(problem, kMask, 1);
 }
 
 bool biases_vectors(const Problem& problem) {
   const Fused& fused = problem.fused;
-  return fused.bias && !fused.mask && !fused.causal && fused.bias_dtype == problem.source &&
+  return fused.only_bias() && fused.bias_dtype == problem.source &&
          is_vectors_beside_rows(problem, kBias, size_of(fused.bias_dtype));
 }
 

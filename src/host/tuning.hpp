@@ -157,9 +157,10 @@ inline constexpr int kStagedTogether = 4;  // words that a lane loads before it 
 // Wider fused rows are better off as vectors, whose masks are read as words, but for those with a mask alone, forward.
 // (Gradients of 128 x 6 x 257 x 257 of float32: 193 us, held 170.)
 inline constexpr int kStagedFusedVectors = 4;
-constexpr int staged_most_dim(int source_bytes, Direction direction, bool fused) {
-  return fused && direction == Direction::backward ? kStagedFusedVectors * kVectorBytes / source_bytes - 1
-                                                   : 1 << kWarpMaxLog2Dim;
+constexpr int staged_most_dim(int source_bytes, Direction direction, bool fused, bool more_than_mask) {
+  return more_than_mask || (fused && direction == Direction::backward)
+             ? kStagedFusedVectors * kVectorBytes / source_bytes - 1
+             : 1 << kWarpMaxLog2Dim;
 }
 
 // Elements of a word, which is what a thread takes from shared memory at once. Rows need not be aligned to more.
@@ -173,7 +174,8 @@ constexpr int staged_items(int items) {
 
 // The most that any lane has.
 constexpr int staged_most_items(int source_bytes, Direction direction, bool fused) {
-  const int dim = staged_most_dim(source_bytes, direction, fused), most = dim < kStagedValues ? dim : kStagedValues;
+  const int dim = staged_most_dim(source_bytes, direction, fused, false),
+            most = dim < kStagedValues ? dim : kStagedValues;
   return staged_items((most + staged_word(source_bytes) - 1) / staged_word(source_bytes));
 }
 
