@@ -84,6 +84,7 @@ struct Problem {
   Axis inner;  // steps less far than dim does in the result
   Fused fused;
   Array<int, kOperands> misalignment{};  // address modulo 16 (bytes)
+  bool in_place = false;                 // the result takes the place of the source, or of the gradient
 
   std::int64_t elements() const { return outer.size * dim.size * inner.size; }
   // dim is one group that source, grad and result step through element by element, and nothing runs faster

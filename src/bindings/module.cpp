@@ -413,15 +413,15 @@ Problem problem_of(bool log, bool backward, const std::string& source_dtype, con
                    const std::string& bias_dtype, double scale, const std::string& causal, bool zero) {
   for (const Dims* strides : {&source_strides, &grad_strides, &result_strides})
     if (strides->size() != sizes.size()) throw py::value_error("sizes and strides must have the same length");
-  const auto view = [&](const std::string& dtype, const Dims& strides, std::int64_t offset) {
+  const auto view = [&](const std::string& dtype, const Dims& strides, int operand) {
     const DType type = dtype_named(dtype);
-    const auto address = static_cast<std::uintptr_t>(256 + offset * size_of(type));
+    const auto address = static_cast<std::uintptr_t>(256 * (1 + operand) + offsets[operand] * size_of(type));
     return TensorView{reinterpret_cast<void*>(address), type, static_cast<int>(sizes.size()), sizes.data(),
                       strides.data()};
   };
-  const TensorView source = view(source_dtype, source_strides, offsets[kSource]);
-  const TensorView grad = view(source_dtype, grad_strides, offsets[kGrad]);
-  const TensorView result = view(result_dtype, result_strides, offsets[kResult]);
+  const TensorView source = view(source_dtype, source_strides, kSource);
+  const TensorView grad = view(source_dtype, grad_strides, kGrad);
+  const TensorView result = view(result_dtype, result_strides, kResult);
   const auto beside = [](const std::optional<Described>& described, DType type) {
     if (!described) return TensorView{};
     if (described->first.size() != described->second.size())

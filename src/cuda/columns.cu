@@ -11,12 +11,14 @@
 //
 // Columns that no vectors divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
 // memory takes twice as long for sectors of 32 bytes that blocks write in parts as for all that is read. So tiles
-// overlap by a sector, and write whole ones (work::writes_sector()); what bounds them is instructions.
+// overlap by a sector, and write whole ones (work::writes_sector()); what bounds them is instructions. Rows of 16 bits
+// may begin within a word: there, words are shifted by a column, so that all that is loaded and stored are words. A
+// thread has rows that begin alike; states of the same column meet as those of other threads along dim do.
 //
 // Other such columns are folded, where dim times the columns is one run of memory that vectors do divide: as many
 // elements of dim as fill whole vectors count as one, of as many times the columns, and states of the same column meet
 // at the end. So 7 × 7 columns of 16 bits are 49 vectors to eight elements of dim.
-// Assumes: no diagonal; outer, dim and inner are one group each; vectors of all operands are aligned.
+// Assumes: no diagonal; outer, dim and inner are one group each; vectors of all operands are aligned, or shifted alike.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -40,11 +42,13 @@ struct ColumnsArguments {
   int items;  // that any thread has of them
   work::Divider run, along, cluster;
   int log2_lanes;
-  int width;  // vectors of columns that a block has
+  int width;  // vectors of columns that a block has at a turn
   int log2_fold;
   work::Divider strip;  // columns of an element of dim, where they are folded
   int log2_parts[2];    // threads that combine a column: of the states of a block's teams, and of a cluster's blocks
   int step;  // of tiles, in vectors of columns; fewer than a block has: they overlap, and write whole sectors
+  int lead;  // vectors of the first tile before the first of all
+  int strip_columns;
   Fusing<Operation> fusing;
 };
 
@@ -64,7 +68,7 @@ struct alignas(std::min<std::size_t>(tuning::kVectorBytes, kVector * sizeof(type
 };
 
 // Combines the states of warps, of columns that are folded, and of the blocks of a cluster.
-template <typename Operation, int kVector>
+template <typename Operation, int kVector, bool kShifts>
 class ColumnsExchange {
  public:
   using State = typename Operation::State;
@@ -72,7 +76,7 @@ class ColumnsExchange {
 
   __device__ __forceinline__ ColumnsExchange(const ColumnsArguments<Operation>& arguments, ArrivalBarrier& complete)
       : arguments_(arguments),
-        width_(arguments.width),
+        width_(arguments.width + (kShifts ? 1 : 0)),
         teams_(arguments.along.size >> arguments.log2_lanes),
         columns_(width_ * kVector >> arguments.log2_fold),
         complete_(complete) {
@@ -84,27 +88,51 @@ class ColumnsExchange {
     return teams_ == 1 && cluster_of(arguments_) == 1 && arguments_.log2_fold == 0;
   }
 
-  // From the states of teams of lanes, of which one lane calls with `speaks`.
-  __device__ __forceinline__ States operator()(const States& held, int column, int team, bool speaks) const {
+  // One lane of each team of lanes `speaks`. The thread's columns are those of `place`.
+  template <typename PlaceOf>
+  __device__ __forceinline__ void tell(const States& held, const PlaceOf& place, int team, bool speaks) const {
+    if constexpr (kShifts) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k)
+        if (speaks && place.exists && place.is_column(k)) shifted(of_teams(team), place)[k] = held.state[k];
+    } else {
+      if (speaks) of_teams(team)[place.column] = held;
+    }
+  }
+
+  // After a barrier, where there are two teams, what they told together.
+  template <typename PlaceOf>
+  __device__ __forceinline__ States of_two(const States& held, const PlaceOf& place, int team) const {
+    States states = team == 0 ? held : at(of_teams(0), place);
+    const States second = team == 0 ? at(of_teams(1), place) : held;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) states.state[k].combine(second.state[k]);
+    return states;
+  }
+
+  template <typename PlaceOf>
+  __device__ __forceinline__ States operator()(const States& held, const PlaceOf& place, int team, bool speaks) const {
     const int cluster = cluster_of(arguments_), log2_fold = arguments_.log2_fold, fold = 1 << log2_fold;
-    auto* const whole = reinterpret_cast<States*>(dynamic_shared_memory());
-    States* const of_teams = whole + width_;
-    if (speaks) of_teams[team * width_ + column] = held;
+    tell(held, place, team, speaks);
     __syncthreads();
+    if (teams_ == 2 && cluster == 1 && log2_fold == 0) return of_two(held, place, team);
+    States* const whole = this->whole();
     // the first place of a column: folded ones have `fold` places, a strip apart
     const int strip = arguments_.strip.size, folded = strip << log2_fold;
-    const auto place = [&](int i) { return log2_fold == 0 ? i : i + arguments_.strip.quotient(i) * (folded - strip); };
+    const auto first_place = [&](int i) {
+      return log2_fold == 0 ? i : i + arguments_.strip.quotient(i) * (folded - strip);
+    };
     const auto give = [&](int i, int part, int parts, const State& state) {
       if (log2_fold == 0) {
         if (part == 0) whole->state[i] = state;
         return;
       }
-      for (int copy = part; copy < fold; copy += parts) whole->state[place(i) + copy * strip] = state;
+      for (int copy = part; copy < fold; copy += parts) whole->state[first_place(i) + copy * strip] = state;
     };
     const auto of_team = [&](int i, int part) {
-      return of_teams->state[(part >> log2_fold) * width_ * kVector + place(i) + (part & (fold - 1)) * strip];
+      return of_teams(part >> log2_fold)->state[first_place(i) + (part & (fold - 1)) * strip];
     };
-    State* const of_blocks = (of_teams + width_ * teams_)->state;
+    State* const of_blocks = of_teams(teams_)->state;
     const auto mine = static_cast<int>(blockIdx.x) - arguments_.cluster.quotient(blockIdx.x) * cluster;
     if (cluster > 1) ArrivalBarrier::await_cluster();
     const auto send = [&](int i, int part, int parts, const State& block) {
@@ -118,10 +146,26 @@ class ColumnsExchange {
       gather<State>(columns_, cluster, arguments_.log2_parts[1], of_block, give);
     }
     __syncthreads();
-    return whole[column];
+    return at(whole, place);
   }
 
  private:
+  __device__ __forceinline__ States* whole() const { return reinterpret_cast<States*>(dynamic_shared_memory()); }
+  __device__ __forceinline__ States* of_teams(int team) const { return whole() + (1 + team) * width_; }
+  // Columns of a tile lie a vector further, from where words may be shifted back.
+  template <typename PlaceOf>
+  __device__ __forceinline__ static State* shifted(States* columns, const PlaceOf& place) {
+    return columns->state + ((place.column + 1) * kVector - place.shift);
+  }
+  template <typename PlaceOf>
+  __device__ __forceinline__ static States at(States* columns, const PlaceOf& place) {
+    if constexpr (!kShifts) return columns[place.column];
+    States states;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) states.state[k] = shifted(columns, place)[k];
+    return states;
+  }
+
   const ColumnsArguments<Operation>& arguments_;
   int width_, teams_, columns_;
   ArrivalBarrier& complete_;
@@ -165,7 +209,7 @@ __device__ __forceinline__ void store_if(bool condition, const Vec<T, N>& vector
 #endif
 }
 
-template <typename Operation, int kItems, int kVector>
+template <typename Operation, int kItems, int kVector, bool kShifts>
 class HeldColumns {
  public:
   using Source = typename Operation::Source;
@@ -179,22 +223,26 @@ class HeldColumns {
   // Halves of lines that lie far apart are slow to come: L2 fetches the other one at once, which a neighbour wants
   // (512 x 65536 of float32, dim 0: 78 us instead of 82; 2048 x 16384: 81, 88; of 16 bits as fast without, and what is
   // fused has no registers to spare).
-  static constexpr bool kLines = !kWords<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
+  static constexpr bool kLines = !kShifts && !kWords<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
   using States = VectorStates<Operation, kVector>;
 
   struct Finishes {
     typename Operation::Finish of[kVector];
   };
 
-  // Issues all loads. Steps are bytes. `whole` items are there in all threads, `mine` in this one, `items` at most.
+  // Issues all loads. Steps are bytes. `whole` items are there in all threads, `mine` in this one, `items` at most. Of
+  // words that are shifted the last column may not be `there`.
   __device__ __forceinline__ void load(const Operation& operation, const Source* source, std::int64_t source_step,
-                                       const Source* grad, std::int64_t grad_step, int whole, int mine, int items) {
+                                       const Source* grad, std::int64_t grad_step, int whole, int mine, int items,
+                                       int there) {
     operation_ = operation;
     mine_ = mine;
     items_ = items;
-    const auto take = [](const Source* from) {
+    const auto take = [&](const Source* from) {
       if constexpr (kLines)
         return Held::load_with_line(from);
+      else if constexpr (kShifts)
+        return Held::load_up_to(there, from);
       else
         return Held::load(from);
     };
@@ -332,13 +380,21 @@ class HeldColumns {
     return finish;
   }
 
-  // `owns`, asked of each item in turn, says whether it is this thread's to store.
+  // `owns`, asked of each item in turn, says whether it is this thread's to store: those of its columns that are there.
   template <typename Owns>
-  __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step, Owns owns) const {
+  __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step, Owns owns,
+                                        bool first, bool last) const {
     const auto store = [&](int item, auto log) {
       const auto vector = Vec<Result, kVector>::narrowed(
           [&](int k) { return kRaw ? finish.of[k].again(term(item, k), log) : finish.of[k](term(item, k), log); });
-      store_if((item < mine_) & owns(), vector, result);
+      const bool stores = (item < mine_) & owns();
+      if constexpr (kShifts) {
+        const Vec<Result, 1> half{vector.words[0] >> (first ? 0 : 16)};
+        store_if(stores & first & last, vector, result);
+        store_if(stores & (first != last), half, result + (first ? 0 : 1));
+      } else {
+        store_if(stores, vector, result);
+      }
       result = advanced(result, step);
     };
     operation_.with_log([&](auto log) {
@@ -406,24 +462,40 @@ class HeldColumns {
 };
 
 // Where the vector of columns of a thread is.
-template <typename Operation, int kVector>
+template <typename Operation, int kVector, bool kShifts>
 struct Place {
   const ColumnsArguments<Operation>& arguments;
   int row;  // the first of the thread, of dim
   bool exists;
   int column;  // of the tile
   int outer, inner;
+  int shift = 0;  // columns that the word begins earlier
 
   __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, int vector, int column, int row,
-                                   bool exists = true)
-      : arguments(arguments), row(row), exists(exists && vector < arguments.vectors), column(column) {
-    if (vector >= arguments.vectors) vector = arguments.vectors - 1;  // holds what the last one does
-    outer = arguments.inner.quotient(vector);
-    inner = vector - outer * arguments.inner.size;
+                                   bool wanted)
+      : arguments(arguments), row(row), column(column) {
+    vector -= arguments.lead;
+    const int held = max(0, min(vector, arguments.vectors - 1));  // what does not exist holds what its neighbour does
+    exists = wanted && vector == held;
+    outer = arguments.inner.quotient(held);
+    inner = held - outer * arguments.inner.size;
+    if constexpr (kShifts) {
+      shift = static_cast<int>(offset(kSource)) & 1;
+      if (is_column(0) || is_column(kVector - 1)) return;
+      exists = false;
+      --inner;
+    }
+  }
+
+  // Whether the vector's k-th is a column of the strip: words may reach over its ends.
+  __device__ __forceinline__ bool is_column(int k) const {
+    if (!kShifts) return true;
+    const int column = inner * kVector - shift + k;
+    return column >= 0 && column < arguments.strip_columns;
   }
 
   __device__ __forceinline__ std::int64_t offset(int operand) const {
-    return outer * arguments.outer_stride[operand] + static_cast<std::int64_t>(inner) * kVector +
+    return outer * arguments.outer_stride[operand] + static_cast<std::int64_t>(inner) * kVector - shift +
            row * arguments.dim_stride[operand];
   }
   // Bytes between elements of dim that a thread has.
@@ -434,8 +506,10 @@ struct Place {
 
   template <typename Held>
   __device__ __forceinline__ void load(Held& held, int whole, int mine) const {
+    int there = is_column(kVector - 1);
+    if constexpr (kShifts) forget(there);  // or it would be found out anew for each item
     held.load(arguments.fusing.operation, arguments.source + offset(kSource), step(kSource),
-              arguments.grad + offset(kGrad), step(kGrad), whole, mine, arguments.items);
+              arguments.grad + offset(kGrad), step(kGrad), whole, mine, arguments.items, there);
   }
   template <typename Held>
   __device__ __forceinline__ void apply_fused(Held& held) const {
@@ -453,10 +527,12 @@ struct Place {
     using Result = typename Operation::Result;
     if (!exists) return;
     Result* const result = arguments.result + offset(kResult);
-    if constexpr (kWords<Operation, kVector>)
-      held.store(finish, result, step(kResult), whole_sectors(result));
-    else
-      held.store(finish, result, step(kResult), [] { return true; });
+    const auto all = [] { return true; };
+    if (writes_all()) {
+      held.store(finish, result, step(kResult), all, true, true);
+    } else if constexpr (kWords<Operation, kVector>) {
+      held.store(finish, result, step(kResult), whole_sectors(result), is_column(0), is_column(kVector - 1));
+    }
     if constexpr (Operation::kFused)
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {  // of tainted columns, which are rare
@@ -474,6 +550,15 @@ struct Place {
   __device__ __forceinline__ std::int64_t steps(int operand) const {
     return arguments.dim_stride[operand] * arguments.along.size;
   }
+  // Whether it is the thread's to store its columns, all that there are, in any row: not at the ends of a tile, which
+  // overlaps others by a sector, or of a strip.
+  __device__ __forceinline__ bool writes_all() const {
+    if constexpr (!kWords<Operation, kVector>) return true;
+    constexpr int kBytes = kVector * sizeof(typename Operation::Result);
+    const int before = arguments.step < arguments.width ? tuning::kSectorBytes / kBytes - 1 : 0;
+    return static_cast<unsigned>(column - arguments.lead - before) < static_cast<unsigned>(arguments.step - before) &&
+           is_column(0) && is_column(kVector - 1);
+  }
   // Says of one item after the other whether it is this thread's to store.
   __device__ __forceinline__ auto whole_sectors(typename Operation::Result* result) const {
     constexpr int kBytes = kVector * sizeof(*result);
@@ -482,7 +567,7 @@ struct Place {
         [this, at = lower_half(reinterpret_cast<std::uintptr_t>(result)), apart = lower_half(step(kResult))]() mutable {
           const int phase = arguments.step < arguments.width ? static_cast<int>(at % tuning::kSectorBytes) : 0;
           at += apart;
-          return work::writes_sector(column * kBytes, inner, kBytes, phase, arguments.step * kBytes);
+          return work::writes_sector((column - arguments.lead) * kBytes, inner, kBytes, phase, arguments.step * kBytes);
         };
   }
   // The columns at an element of dim, as neighbours along a line.
@@ -501,15 +586,20 @@ template <typename Operation, int kVector, int kKernel>
 __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& arguments) {
   constexpr tuning::ColumnsKernel kSize = tuning::columns_kernel(kVector * sizeof(typename Operation::Source), kKernel);
   constexpr int kTurns = kSize.turns;
-  using HeldOf = HeldColumns<Operation, kSize.vectors / kHeldOperands<Operation>, kVector>;
-  using PlaceOf = Place<Operation, kVector>;
+  constexpr bool kShifts = tuning::shifts_words(kVector * sizeof(typename Operation::Source), kKernel);
+  constexpr bool kAlternates = tuning::shifts_all_words(kVector * sizeof(typename Operation::Source), kKernel);
+  using HeldOf =
+      HeldColumns<Operation, kSize.vectors / kHeldOperands<Operation> / (kAlternates ? 2 : 1), kVector, kShifts>;
+  using PlaceOf = Place<Operation, kVector, kShifts>;
 
   if constexpr (kTurns > 1) {  // threads have all of dim
     await_kernel_before();
     let_next_kernel_begin();
-    const int tile = static_cast<int>(arguments.first_block) + blockIdx.x;
-    const int first = tile * kTurns * blockDim.x + threadIdx.x;
-    const auto place_of = [&](int turn) { return PlaceOf(arguments, first + turn * blockDim.x, 0, 0); };
+    const int tile = (static_cast<int>(arguments.first_block) + static_cast<int>(blockIdx.x)) * kTurns;
+    const auto column = static_cast<int>(threadIdx.x);
+    const auto place_of = [&](int turn) {
+      return PlaceOf(arguments, (tile + turn) * arguments.step + column, column, 0, column < arguments.width);
+    };
     HeldOf held[kTurns];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) place_of(turn).load(held[turn], arguments.items, arguments.items);
@@ -520,13 +610,41 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
       const auto states = held[turn].reduce(1, 1);
       place.store(held[turn], HeldOf::finish(states, states, arguments.fusing), arguments.items);
     }
+  } else if constexpr (kAlternates) {  // the same, of every other row that it has
+    __shared__ ArrivalBarrier complete;
+    const ColumnsExchange<Operation, kVector, kShifts> exchange(arguments, complete);
+    await_kernel_before();
+    let_next_kernel_begin();
+    const int tile = static_cast<int>(arguments.first_block) + static_cast<int>(blockIdx.x);
+    const auto column = static_cast<int>(threadIdx.x);
+    const bool idle = column >= arguments.width;
+    const auto place_of = [&](int row) {
+      return PlaceOf(arguments, tile * arguments.step + (idle ? 0 : column), idle ? 0 : column, row, !idle);
+    };
+    const PlaceOf place[2] = {place_of(0), place_of(1)};
+    const auto rows = [&](int first) { return idle ? 0 : (arguments.dim + 1 - first) / 2; };
+    HeldOf held[2];
+    typename decltype(exchange)::States states[2];
+#pragma unroll
+    for (int first = 0; first < 2; ++first) place[first].load(held[first], rows(1), rows(first));
+#pragma unroll
+    for (int first = 0; first < 2; ++first) {
+      states[first] = held[first].reduce(1, 1);
+      exchange.tell(states[first], place[first], first, !idle);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int first = 0; first < 2; ++first) {
+      const auto rows_states = exchange.of_two(states[first], place[first], first);
+      place[first].store(held[first], HeldOf::finish(states[first], rows_states, arguments.fusing), rows(first));
+    }
   } else {
     const int along = arguments.along.size, cluster = cluster_of(arguments);
     auto thread = work::tile_thread(threadIdx.x, arguments.run, arguments.along);
     const bool idle = thread.column >= arguments.width;
     if (idle) thread = {};
     __shared__ ArrivalBarrier complete;
-    const ColumnsExchange<Operation, kVector> exchange(arguments, complete);
+    const ColumnsExchange<Operation, kVector, kShifts> exchange(arguments, complete);
     await_kernel_before();
     let_next_kernel_begin();
 
@@ -545,7 +663,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     if (exchange.needless())
       finish = HeldOf::finish(states, states, arguments.fusing);
     else
-      finish = HeldOf::finish(states, exchange(states, thread.column, team, speaks), arguments.fusing);
+      finish = HeldOf::finish(states, exchange(states, place, team, speaks), arguments.fusing);
     place.store(held, finish, mine);
   }
 }
@@ -581,22 +699,27 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.inner = work::Divider(layout.inner);
     arguments.dim = static_cast<int>(layout.dim);
     arguments.rows = static_cast<int>(layout.rows);
-    arguments.items = plan.items;
+    // where threads have all of dim, they have every other row twice
+    const int bytes = plan.vector * static_cast<int>(sizeof(Source));
+    const int along = tuning::shifts_all_words(bytes, columns_kernel(problem, plan)) ? 2 : layout.along;
+    arguments.items = static_cast<int>((layout.rows + along - 1) / along);
     arguments.run = work::Divider(plan.run);
-    arguments.along = work::Divider(layout.along);
+    arguments.along = work::Divider(along);
     arguments.log2_lanes = log2(work::tile_team(plan.run, layout.along));
-    // in place, a tile must not have columns that another one writes
-    const bool in_place = pointers.result == pointers.source || pointers.result == pointers.grad;
-    arguments.width = in_place ? layout.step : layout.width;
+    arguments.width = layout.width;
     arguments.step = layout.step;
+    arguments.lead = layout.lead;
+    arguments.strip_columns = static_cast<int>(problem.inner.size);
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);
-    const int columns = plan.rows_per_block / layout.fold, teams = layout.along >> arguments.log2_lanes;
+    const int columns = (plan.rows_per_block + layout.shift * plan.vector) / layout.fold;
+    const int teams = along >> arguments.log2_lanes;
     arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold, plan.block);
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
     const auto launch = [&]<int kVector>() {
-      constexpr int kKernels = tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source), Operation::kFused);
+      constexpr int kKernels = tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source),
+                                                       sizeof(typename Operation::Result), Operation::kFused);
       visit_int<0, kKernels - 1>(columns_kernel(problem, plan), [&](auto kernel) {
         launch_grid<hold_columns<Operation, kVector, kernel>>(arguments, plan, pointers, stream);
       });

@@ -41,6 +41,7 @@ struct StridedArguments {
   work::Divider along;  // threads along dim
   int cluster;
   StridedTile tile;
+  work::Divider words;  // of a strip of the tile
   Phase phase;
   KernelAxis<kOperandsOf<Operation>> dim_axis, outer_axis, inner_axis;
   Fusing<Operation> fusing;
@@ -405,8 +406,8 @@ class Tile {
     int strip, column;  // the first of its columns
   };
   __device__ __forceinline__ Word word(int number) const {
-    const int words = arguments_.tile.words, strip = arguments_.tile.strips == 1 ? 0 : number / words;
-    return {strip, (number - strip * words) * kColumns};
+    const int strip = arguments_.words.quotient(number);
+    return {strip, (number - strip * arguments_.words.size) * kColumns};
   }
   __device__ __forceinline__ bool has(const Word& word) const { return word.strip < strips_ && word.column < width_; }
   __device__ __forceinline__ ColumnsOf columns(const Word& word, int along) const {
@@ -792,8 +793,8 @@ template <typename Operation, int kVector>
 __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& arguments) {
   using ColumnsOf = Columns<Operation, kVector, std::int64_t>;
   using Term = typename Operation::Term;
-  constexpr int kUnroll =
-      tuning::strided_online_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+  constexpr int kUnroll = tuning::strided_online_items(kVector, sizeof(typename Operation::Source),
+                                                       Operation::kDirection, Operation::kFused);
 
   const Operation operation = arguments.fusing.operation;
   // the launch before that of Phase::write is that of the statistics, which began after all that the source waits for
@@ -926,6 +927,7 @@ template <typename Operation, int kColumns>
 void launch_tile(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   auto arguments = strided_arguments<Operation, kColumns>(problem, plan, pointers);
   arguments.tile = strided_tile(problem, plan);
+  arguments.words = work::Divider(arguments.tile.words);
   launch_grid<tile<Operation, kColumns>>(arguments, plan, pointers, stream);
 }
 

@@ -139,6 +139,21 @@ struct Vec {
 #endif
   }
 
+  // The same of a pair, or of its first element alone.
+  __device__ __forceinline__ static Vec load_up_to(int both, const T* from) {
+    static_assert(kBytes == 4 && N == 2);
+    Vec vec;
+#if defined(__CUDACC__)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\n@p ld.global.b32 %0, [%1];\n@!p ld.global.u16 %0, [%1];\n}"
+                 : "=r"(vec.words[0])
+                 : "l"(__cvta_generic_to_global(from)), "r"(both)
+                 : "memory");
+#else
+    vec.words[0] = both ? load(from).words[0] : Vec<T, 1>::load(from).words[0];
+#endif
+    return vec;
+  }
+
   __device__ __forceinline__ void store(T* to) const {
     if constexpr (kBytes == 2)
       *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(words[0]);

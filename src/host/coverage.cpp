@@ -126,15 +126,20 @@ void walk_split_rows(const Problem& problem, const Plan& plan, Counts& counts) {
   }
 }
 
+std::int64_t result_offset(const Problem& problem, std::int64_t outer, std::int64_t element) {
+  const auto offset = [](const Axis& axis, std::int64_t i) {
+    return axis.rank == 0 ? 0 : i * axis.groups[0].stride[kResult];
+  };
+  return offset(problem.outer, outer) + offset(problem.dim, element);
+}
+
 // Whether a thread stores the vector at `inner` of an element of dim, as far as it is known where the result begins.
 bool writes_vector(const Problem& problem, const Plan& plan, const ColumnsLayout& layout, int column,
                    std::int64_t outer, std::int64_t element, std::int64_t inner) {
   if (layout.step == layout.width) return true;
-  const auto offset = [](const Axis& axis, std::int64_t i) {
-    return axis.rank == 0 ? 0 : i * axis.groups[0].stride[kResult];
-  };
   const int bytes = size_of(problem.result), vector = plan.vector * bytes;
-  const std::int64_t at = (offset(problem.outer, outer) + offset(problem.dim, element)) * bytes + inner * vector;
+  const std::int64_t row = result_offset(problem, outer, element);
+  const std::int64_t at = (row - layout.shift * (row & 1)) * bytes + inner * vector;
   const auto phase = static_cast<int>((problem.misalignment[kResult] + at) % tuning::kSectorBytes);
   return work::writes_sector(column * vector, inner, vector, phase, layout.step * vector);
 }
@@ -142,19 +147,28 @@ bool writes_vector(const Problem& problem, const Plan& plan, const ColumnsLayout
 void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
   const ColumnsLayout layout = columns_layout(problem, plan);
   const work::Divider run(plan.run), dims(layout.along);
-  const int threads = plan.block * columns_kernel_of(problem, plan).turns;
-  for (std::int64_t block = 0; block < plan.grid; ++block)
-    for (int i = 0; i < std::min(threads, layout.width * layout.along); ++i) {
+  const int turns = columns_kernel_of(problem, plan).turns;
+  for (std::int64_t tile = 0; tile < plan.grid * turns; ++tile)
+    for (int i = 0; i < std::min(plan.block, layout.width * layout.along); ++i) {
+      const std::int64_t block = tile / turns;
       const work::TileThread thread = work::tile_thread(i, run, dims);
-      const std::int64_t vector = block / plan.cluster * layout.step + thread.column;
+      const int column = thread.column - layout.lead;
+      const std::int64_t vector = tile / plan.cluster * layout.step + column;
       const std::int64_t outer = vector / layout.inner, within = vector % layout.inner;
-      if (outer >= problem.outer.size) continue;
+      if (vector < 0 || outer >= problem.outer.size) continue;
       const std::int64_t begin = block % plan.cluster * layout.rows;
       for (int item = 0; item < plan.items; ++item) {
         const std::int64_t row = item * layout.along + thread.along;
         if (row >= layout.rows || begin + row >= layout.dim) continue;
-        if (writes_vector(problem, plan, layout, thread.column, outer, begin + row, within))
+        if (!writes_vector(problem, plan, layout, column, outer, begin + row, within)) continue;
+        if (layout.shift == 0) {
           counts.slab(outer, ((begin + row) * layout.inner + within) * plan.vector, plan.vector);
+          continue;
+        }
+        const std::int64_t first = within * plan.vector - (result_offset(problem, outer, begin + row) & 1);
+        for (std::int64_t k = std::max<std::int64_t>(first, 0); k < std::min(first + plan.vector, problem.inner.size);
+             ++k)
+          counts.columns(outer * problem.inner.size + k, 1, begin + row);
       }
     }
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -540,11 +539,13 @@ bool slabs_are_packed(const Problem& problem) {
          });
 }
 
-// Results of strips shorter than a sector would leave in pieces. Where they lie as the source does, they go back into
+// Results of short strips would leave in pieces of sectors. Where they lie as the source does, they go back into
 // the tile, and leave as the run that it came as.
 bool results_go_back(const Problem& problem) {
-  const int bytes = size_of(problem.source);
-  if (strip_of(problem) * bytes >= tuning::kSectorBytes || problem.source != problem.result) return false;
+  const std::int64_t bytes = strip_of(problem) * size_of(problem.source);
+  const bool whole_sectors = bytes % tuning::kSectorBytes == 0;
+  if (bytes >= (whole_sectors ? tuning::kSectorBytes : tuning::kTileBackBytes) || problem.source != problem.result)
+    return false;
   if (!slabs_are_runs(problem) || problem.misalignment[kSource] != problem.misalignment[kResult]) return false;
   for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
     for (int group = 0; group < axis->rank; ++group)
@@ -577,9 +578,27 @@ bool slabs_are_vectors(const Problem& problem, int vector) {
   return true;
 }
 
+// Whether 16-bit columns can be held as words that begin a column earlier in rows that begin within a word: all
+// operands have to begin alike.
+bool words_may_shift(const Problem& problem) {
+  if (size_of(problem.source) != 2 || size_of(problem.result) != 2 || problem.dim.rank != 1) return false;
+  for (int operand = 0; operand < kWhole; ++operand) {
+    if (!problem.has(operand)) continue;
+    if (problem.inner.groups[0].stride[operand] != 1 || !starts_on_vector(problem, operand, 2)) return false;
+    for (const Axis* axis : {&problem.outer, &problem.dim})
+      for (int group = 0; group < axis->rank; ++group)
+        if ((axis->groups[group].stride[operand] - axis->groups[group].stride[kSource]) % 2 != 0) return false;
+  }
+  return true;
+}
+
+bool words_shift(const Problem& problem, const Plan& plan) {
+  return holds_words(problem, plan) && !columns_are_vectors(problem, plan.vector);
+}
+
 // Vectors that a tile has of the next one, so that it can write whole sectors of rows that begin anywhere.
 int columns_overlap(const Problem& problem, const Plan& plan) {
-  if (!holds_words(problem, plan)) return 0;
+  if (!holds_words(problem, plan) || problem.in_place) return 0;  // in place, another tile may have written them
   const int bytes = size_of(problem.result);
   const auto begins_on_sectors = [&](const Axis& axis) {
     return axis.rank == 0 || axis.groups[0].stride[kResult] * bytes % tuning::kSectorBytes == 0;
@@ -592,16 +611,17 @@ int columns_overlap(const Problem& problem, const Plan& plan) {
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
                                  int vector) {
   const int bytes = size_of(problem.source), operands = sources_of(problem);
-  if (tuning::columns_kernels(vector * bytes, bytes, problem.fused.any) == 0) return {};
+  if (tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.fused.any) == 0) return {};
   Plan plan;
   plan.regime = Regime::strided;
   plan.vector = vector;
-  const bool words = holds_words(problem, plan);
+  const bool words = holds_words(problem, plan), shifted = words_shift(problem, plan);
   const ColumnsLayout layout = columns_layout(problem, plan);
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
   if (layout.fold > 1 && problem.direction == Direction::forward && dim < tuning::kColumnsMinFolded) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
-  const tuning::ColumnsKernel& largest_kernel = words ? tuning::kColumnWordsKernel : tuning::kColumnsKernels.back();
+  const tuning::ColumnsKernel& largest_kernel =
+      words ? tuning::kColumnWordsKernels[tuning::kWordsKernel] : tuning::kColumnsKernels.back();
   const int most = largest_kernel.vectors / operands, most_threads = largest_kernel.max_block;
 
   // Threads along dim, which are a power of two where a warp has several. A block that needs no others may rather have
@@ -609,6 +629,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto threads_for = [&](std::int64_t run, int cluster) {
     const std::int64_t rows = divide_up(dim, cluster);
     std::int64_t along = divide_up(rows, most);
+    if (shifted && (along > 1 || cluster > 1)) along = divide_up(along, 2) * 2;  // all rows of a thread begin alike
     if (std::has_single_bit(static_cast<std::uint64_t>(run))) along = power_of_two_from(along);
     while (cluster == 1 && operands == 1 && !words && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::kColumnsKernels[1].vectors)
@@ -650,7 +671,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto parts = [&] {
     const auto any_fits = [&](const auto& shapes) { return std::any_of(shapes.begin(), shapes.end(), fits); };
     if (!(words ? any_fits(tuning::kColumnWordsShapes) : any_fits(tuning::kColumnsShapes))) return false;
-    const auto width_now = [&] { return std::max<std::int64_t>(plan.run, tuning::kColumnsBlock / along); };
+    const int least = tuning::kColumnsBlock * (shifted ? 2 : 1);  // threads
+    const auto width_now = [&] { return std::max<std::int64_t>(plan.run, least / along); };
     const auto few = [&] { return divide_up(vectors, width_now()) * plan.cluster < device.multiprocessors; };
     const int least_rows = std::max(tuning::kColumnsMinRows, plan.vector * largest_kernel.vectors);
     while (few() && 2 * plan.cluster <= architecture.max_cluster && dim >= 2 * plan.cluster * least_rows)
@@ -659,7 +681,11 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     width = width_now();
     return true;
   };
-  if (layout.fold > 1 || strip * vector * bytes < tuning::kColumnsMinStrip) {
+  if (shifted && strip * vector * bytes <= tuning::kColumnWordsMinStrip) {
+    if (strip < kWarp || !whole()) return {};
+  } else if (shifted && problem.in_place) {
+    return {};
+  } else if (layout.fold > 1 || strip * vector * bytes < tuning::kColumnsMinStrip) {
     const bool runs = slabs_are_runs(problem) && problem.dim.groups[0].stride[kResult] == problem.inner.size;
     if (!runs || !whole()) return {};
   } else if (!parts()) {
@@ -669,16 +695,16 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
   plan.block = static_cast<int>(whole_warps(width * along));
-  if (const int turns = columns_kernel_of(problem, plan).turns; turns > 1) {
-    plan.block = tuning::kColumnsBlock;
-    width = plan.block * turns;
-  }
-  plan.rows_per_block = static_cast<int>(width * plan.vector);
-  plan.grid = divide_up(vectors, columns_layout(problem, plan).step) * plan.cluster;
-  const std::int64_t teams = along / work::tile_team(plan.run, static_cast<int>(along));
+  const int turns = columns_kernel_of(problem, plan).turns;
+  if (turns > 1) width = plan.block = tuning::kColumnsBlock;
+  plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
+  plan.grid = divide_up(vectors, turns * columns_layout(problem, plan).step) * plan.cluster;
+  const bool all_shifted = tuning::shifts_all_words(vector * bytes, columns_kernel(problem, plan));
+  const std::int64_t teams = all_shifted ? 2 : along / work::tile_team(plan.run, static_cast<int>(along));
+  const int columns = plan.rows_per_block + layout.shift * plan.vector;
   if (teams > 1 || plan.cluster > 1 || layout.fold > 1)
-    plan.shared_bytes = static_cast<int>((plan.rows_per_block * (1 + teams) +
-                                          (plan.cluster > 1 ? plan.rows_per_block / layout.fold * plan.cluster : 0)) *
+    plan.shared_bytes = static_cast<int>((columns * (1 + teams) +  // of whole columns, of teams, and of blocks
+                                          (plan.cluster > 1 ? columns / layout.fold * plan.cluster : 0)) *
                                          state_bytes(problem));
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
       plan.grid > std::numeric_limits<int>::max())
@@ -696,10 +722,15 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes;
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   if (columns_are_vectors(problem, vector)) return of(vector);
+  const auto folded = slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
+  if (folded && problem.dim.size >= folded->cluster * tuning::kColumnsFoldedRows) return folded;
   const int word = tuning::columns_word(bytes);
-  if (strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip && columns_are_vectors(problem, word))
-    if (const auto words = of(word)) return words;
-  return slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
+  const bool words = columns_are_vectors(problem, word);
+  if (words && strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip)
+    if (const auto held = of(word)) return held;
+  if (!words && words_may_shift(problem) && !problem.fused.any)
+    if (const auto shifted = of(word)) return shifted;
+  return folded;
 }
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
@@ -872,7 +903,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const int blocks = large ? 1 : tuning::kStridedOnlineMinBlocks;  // a multiprocessor
   const std::int64_t along = tuning::kStridedOnlineThreads / blocks / width;
   plan.passes = 2;
-  plan.items = tuning::strided_online_items(bytes, problem.direction, problem.fused.any);
+  plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, problem.fused.any);
   const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
   plan.splits = std::clamp<std::int64_t>(device.multiprocessors * blocks / tiles, 1, useful);
   plan.run = static_cast<int>(width);
@@ -937,23 +968,28 @@ bool holds_words(const Problem& problem, const Plan& plan) {
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   ColumnsLayout layout{};
-  layout.fold = fold_of(problem, plan.vector);
-  layout.inner = problem.inner.size * layout.fold / plan.vector;
+  layout.shift = words_shift(problem, plan) ? 1 : 0;
+  layout.fold = layout.shift > 0 ? 1 : fold_of(problem, plan.vector);
+  layout.inner = problem.inner.size * layout.fold / plan.vector + layout.shift;
   layout.dim = problem.dim.size / layout.fold;
   layout.rows = divide_up(layout.dim, plan.cluster);
   layout.along = plan.threads_per_row / plan.cluster;
-  layout.width = plan.rows_per_block / plan.vector;
-  layout.step = layout.width - columns_overlap(problem, plan);
+  layout.width = plan.rows_per_block / plan.vector / columns_kernel_of(problem, plan).turns;
+  layout.lead = plan.run == layout.inner ? 0 : layout.shift;  // whole strips need no other words
+  layout.step = layout.width - (layout.shift > layout.lead ? 0 : columns_overlap(problem, plan) + layout.lead);
   return layout;
 }
 
 int columns_kernel(const Problem& problem, const Plan& plan) {
-  if (holds_words(problem, plan)) return 0;
-  const int vectors = plan.items * sources_of(problem);
-  const bool alone = plan.threads_per_row == 1 && fold_of(problem, plan.vector) == 1;
+  const int bytes = plan.vector * size_of(problem.source), vectors = plan.items * sources_of(problem);
+  const bool shifts = words_shift(problem, plan);
+  const bool alone = plan.threads_per_row == 1 && (shifts || fold_of(problem, plan.vector) == 1);
+  if (shifts) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
   int kernel = alone ? 0 : 1;
-  while (tuning::kColumnsKernels[kernel].vectors < vectors || tuning::kColumnsKernels[kernel].max_block < plan.block)
-    ++kernel;
+  const auto holds = [&](const tuning::ColumnsKernel& size) {
+    return size.vectors >= vectors && size.max_block >= plan.block;
+  };
+  while (!holds(tuning::columns_kernel(bytes, kernel))) ++kernel;
   return kernel;
 }
 

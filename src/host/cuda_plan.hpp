@@ -63,8 +63,11 @@ struct ColumnsLayout {
   std::int64_t dim;    // folded elements of it
   std::int64_t rows;   // that a block has
   int along;           // threads of a block along dim
-  int width;           // of columns, that a block has
+  int width;           // of columns, that a block has at a turn
   int step;            // from the columns of a tile to those of the next
+  // Of words, which are shifted by a column in rows that begin within one; 0: they are not.
+  int shift;
+  int lead;  // the first tile begins before the first word: those whose first column comes with the word before
 };
 
 // Whether the vectors of such a plan are words.
@@ -72,7 +75,7 @@ bool holds_words(const Problem& problem, const Plan& plan);
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
 
-// Which kernel it runs: of vectors one of tuning::kColumnsKernels, of words the only one there is.
+// Which kernel it runs: one of tuning::kColumnsKernels, or of those for words.
 int columns_kernel(const Problem& problem, const Plan& plan);
 const tuning::ColumnsKernel& columns_kernel_of(const Problem& problem, const Plan& plan);
 

@@ -147,6 +147,7 @@ Problem make_problem(Operation operation, const TensorView& source, const Tensor
   const TensorView* const bias = problem.fused.bias ? fusion.bias : nullptr;
   problem.misalignment = {misalignment_of(&source), misalignment_of(grad), misalignment_of(&result),
                           misalignment_of(fusion.mask), misalignment_of(bias)};
+  problem.in_place = result.data && (result.data == source.data || (grad && result.data == grad->data));
 
   const auto is_softmax = [&](int d) { return chosen[static_cast<std::size_t>(d)]; };
   const auto group_of = [&](int d) {

@@ -349,20 +349,31 @@ inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKerne
                                        ColumnsKernel{20, 1, 512, 1}};
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all.
 inline constexpr int kColumnsWordBytes = 4;
-inline constexpr ColumnsKernel kColumnWordsKernel{32, 1, 512, 2};
+inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{32, 1, 512, 2},
+                                           ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 256, 4}};
 constexpr bool are_words(int vector_bytes) { return vector_bytes < kVectorBytes; }
+// The last two are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
+// that have rows that begin alike, and of such as have all of dim.
+inline constexpr int kWordsKernel = 1, kShiftedWordsKernel = 2, kAllShiftedWordsKernel = 3;
+constexpr bool shifts_words(int vector_bytes, int kernel) {
+  return are_words(vector_bytes) && kernel >= kShiftedWordsKernel;
+}
+constexpr bool shifts_all_words(int vector_bytes, int kernel) {
+  return are_words(vector_bytes) && kernel == kAllShiftedWordsKernel;
+}
 // Columns of a word.
 constexpr int columns_word(int source_bytes) {
   return source_bytes < kColumnsWordBytes ? kColumnsWordBytes / source_bytes : 1;
 }
 // How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
 // tiles, in shared memory, leave it them.
-constexpr int columns_kernels(int vector_bytes, int source_bytes, bool fused) {
+constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
   if (source_bytes == 8) return 0;
-  return !are_words(vector_bytes) ? kColumnsKernels.size() : fused ? 0 : 1;
+  if (!are_words(vector_bytes)) return kColumnsKernels.size();
+  return fused ? 0 : source_bytes == 2 && result_bytes == 2 ? kColumnWordsKernels.size() : kShiftedWordsKernel;
 }
 constexpr const ColumnsKernel& columns_kernel(int vector_bytes, int kernel) {
-  return are_words(vector_bytes) ? kColumnWordsKernel : kColumnsKernels[kernel];
+  return are_words(vector_bytes) ? kColumnWordsKernels[kernel] : kColumnsKernels[kernel];
 }
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
 // missing as much as what is there. (Of words, each pass takes a quarter of the instructions.)
@@ -373,6 +384,10 @@ constexpr int columns_together(int vector_bytes, int items) {
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
 // compute, forward, where each has a maximum (100,000 x 10 x 100 of 16 bits: 209 us, as tiles 172). Backward adds sums.
 inline constexpr int kColumnsMinFolded = 6;
+// Elements of dim of a block, from which that costs less than words do where both could hold the columns: a vector
+// takes one instruction where words take four (bf16, 500 x 80 x 814: 0.65 of a copy, as words 0.57; 180 x 96 x 1932 in
+// clusters of two, which have 48: 0.45, as words 0.60).
+inline constexpr int kColumnsFoldedRows = 64;
 inline constexpr int kColumnWordsMinStrip = 512;  // bytes: of shorter ones, too much would overlap
 inline constexpr int kColumnsMinStrip = 64;       // bytes: shorter ones need neighbours along dim to fill sectors
 inline constexpr int kColumnsBlock = 128;         // small blocks retire and refill smoothly
@@ -450,6 +465,9 @@ inline constexpr Array kTileShapes{
     TileShape{kSectorBytes, 16},
     TileShape{kSectorBytes, 1},
 };
+// Strips that do not end on sectors of memory, which are slow to write in parts, leave a tile as the run that they came
+// as, up to so many bytes.
+inline constexpr int kTileBackBytes = 512;
 inline constexpr int kTileWideGrid = 8;  // blocks a multiprocessor that the widest segments must leave
 
 // A tile's threads work on words: two columns where the source or the result is 16-bit, or else one.
@@ -469,8 +487,10 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 }
 
 // Vectors that a thread works on while as many arrive: together what half of its registers hold, addresses included.
-// What is fused takes as many again, and so do the states of eight columns.
-constexpr int strided_online_items(int source_bytes, Direction direction, bool fused) {
+// What is fused takes as many again, and so do the states of eight columns. Of single columns, more.
+inline constexpr int kStridedOnlineSingles = 6;
+constexpr int strided_online_items(int vector, int source_bytes, Direction direction, bool fused) {
+  if (vector == 1 && !fused && source_bytes < 8) return kStridedOnlineSingles / held_operands(direction);
   return fused ? 1 : direction == Direction::backward ? 2 : source_bytes == 2 ? 3 : 4;
 }
 

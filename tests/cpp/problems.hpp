@@ -198,8 +198,11 @@ class Call {
     if (fused) fuse();
     if (mask_) fusion_.mask = &(mask_view_ = mask_->view());
     if (bias_) fusion_.bias = &(bias_view_ = bias_->view());
-    const TensorView grad = grad_.view();
-    problem = make_problem(log_ ? Operation::log_softmax : Operation::softmax, source_.view(),
+    const auto view = [&](Operand operand, const Tensor& own) {
+      return overwritten_ == operand ? result_.view() : own.view();
+    };
+    const TensorView grad = view(kGrad, grad_);
+    problem = make_problem(log_ ? Operation::log_softmax : Operation::softmax, view(kSource, source_),
                            backward ? &grad : nullptr, result_.view(), c.dims, fusion_);
   }
 
