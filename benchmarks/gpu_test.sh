@@ -73,6 +73,8 @@ bench() {
     $bench --suite sweep --peers none ${direction:+--backward} --csv "$results/sweep$direction.csv" "${plot[@]}" |
       tee "$results/sweep$direction.txt"
   done
+  title "host"
+  "$PYTHON" benchmarks/host.py --csv "$results/host.csv" | tee "$results/host.txt"
   title "ladder"
   $bench --suite ladder --json "$results/ladder.json" | tee "$results/ladder.txt"
   title "models"

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "ndsoftmax/types.hpp"
 
@@ -27,9 +29,9 @@ class Torch {
   // all threads, as ExecutionTraceObserver, cannot be asked for cheaply, and do not see plain calls.)
   bool at_rest() const {
     return PyLong_AsLong(call(dispatch_modes_).ptr()) == 0 && !is_true(tracing_) && !is_true(profiler_active_) &&
-           PyLong_AsLong(forward_level_dict_[forward_level_name_].ptr()) < 0 &&
-           std::all_of(
-               pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(), [](py::handle mode) { return mode.is_none(); });
+           !has_forward_level() &&
+           std::all_of(pre_dispatch_modes_.begin(), pre_dispatch_modes_.end(),
+                       [](py::handle mode) { return mode.is_none(); });
   }
 
   // Whether a torch.func transform is at work: it would record gradients at several levels, and wrap new tensors.
@@ -76,7 +78,10 @@ class Torch {
   py::object empty_strided_like(const DLTensor& lies, py::handle dtype) const {
     const py::object& empty_strided = lies.device.device_type == kDLCPU ? empty_strided_cpu_ : empty_strided_cuda_;
     if (empty_strided.is_none()) return py::none();
-    const py::tuple sizes = tuple_of(lies.shape, lies.ndim), strides = tuple_of(lies.strides, lies.ndim);
+    const std::span<const std::int64_t> shape(lies.shape, static_cast<std::size_t>(lies.ndim));
+    if (last_.sizes.ptr() == nullptr || !std::ranges::equal(shape, last_.values))
+      last_ = {{shape.begin(), shape.end()}, tuple_of(lies.shape, lies.ndim), tuple_of(lies.strides, lies.ndim)};
+    const py::object sizes = last_.sizes, strides = last_.strides;  // another thread may come by meanwhile
     PyObject* const arguments[] = {sizes.ptr(), strides.ptr(), dtype.ptr()};
     return checked(PyObject_Vectorcall(empty_strided.ptr(), arguments, 3, nullptr));
   }
@@ -113,7 +118,18 @@ class Torch {
   int threads() const { return static_cast<int>(PyLong_AsLong(call(get_num_threads_).ptr())); }
 
  private:
+  // The sizes of a row-major tensor, from which its strides follow.
+  struct Sizes {
+    std::vector<std::int64_t> values;
+    py::object sizes, strides;
+  };
+
   Torch() = default;
+
+  bool has_forward_level() const {
+    PyObject* const level = PyDict_GetItemWithError(forward_level_dict_.ptr(), forward_level_name_.ptr());
+    return level == nullptr || PyLong_AsLong(level) >= 0;
+  }
 
   static py::object checked(PyObject* result) {
     if (result == nullptr) throw py::error_already_set();
@@ -168,6 +184,7 @@ class Torch {
   // (torch has a function that counts them, in a microsecond; without this list, such tracers see no plain calls)
   py::list pre_dispatch_modes_ = py::getattr(torch_.attr("_ops").attr("mode_stack_state_for_pre_dispatch")(),
                                              "_ModeStackStateForPreDispatch__infra_modes", py::list());
+  mutable Sizes last_;  // of the newest tensor: most calls are like the last one, and tuples take 50 ns to make
   py::tuple dtype_keyword_ = py::make_tuple("dtype");
   Array<py::object, 4> dtypes_{torch_.attr("float16"), torch_.attr("bfloat16"), torch_.attr("float32"),
                                torch_.attr("float64")};
