@@ -100,11 +100,11 @@ class ColumnsExchange {
     }
   }
 
-  // After a barrier, where there are two teams, what they told together.
+  // After a barrier, what two teams told together.
   template <typename PlaceOf>
-  __device__ __forceinline__ States of_two(const States& held, const PlaceOf& place, int team) const {
-    States states = team == 0 ? held : at(of_teams(0), place);
-    const States second = team == 0 ? at(of_teams(1), place) : held;
+  __device__ __forceinline__ States of_two(const PlaceOf& place, int first_team) const {
+    States states = at(of_teams(first_team), place);
+    const States second = at(of_teams(first_team + 1), place);
 #pragma unroll
     for (int k = 0; k < kVector; ++k) states.state[k].combine(second.state[k]);
     return states;
@@ -115,7 +115,8 @@ class ColumnsExchange {
     const int cluster = cluster_of(arguments_), log2_fold = arguments_.log2_fold, fold = 1 << log2_fold;
     tell(held, place, team, speaks);
     __syncthreads();
-    if (teams_ == 2 && cluster == 1 && log2_fold == 0) return of_two(held, place, team);
+    if constexpr (kShifts)
+      if (teams_ == 2 && cluster == 1) return of_two(place, 0);
     States* const whole = this->whole();
     // the first place of a column: folded ones have `fold` places, a strip apart
     const int strip = arguments_.strip.size, folded = strip << log2_fold;
@@ -474,8 +475,9 @@ struct Place {
   __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, int vector, int column, int row,
                                    bool wanted)
       : arguments(arguments), row(row), column(column) {
-    vector -= arguments.lead;
-    const int held = max(0, min(vector, arguments.vectors - 1));  // what does not exist holds what its neighbour does
+    if constexpr (kShifts) vector -= arguments.lead;
+    int held = min(vector, arguments.vectors - 1);  // what does not exist holds what its neighbour does
+    if constexpr (kShifts) held = max(held, 0);
     exists = wanted && vector == held;
     outer = arguments.inner.quotient(held);
     inner = held - outer * arguments.inner.size;
@@ -489,7 +491,7 @@ struct Place {
 
   // Whether the vector's k-th is a column of the strip: words may reach over its ends.
   __device__ __forceinline__ bool is_column(int k) const {
-    if (!kShifts) return true;
+    if constexpr (!kShifts) return true;
     const int column = inner * kVector - shift + k;
     return column >= 0 && column < arguments.strip_columns;
   }
@@ -527,12 +529,12 @@ struct Place {
     using Result = typename Operation::Result;
     if (!exists) return;
     Result* const result = arguments.result + offset(kResult);
-    const auto all = [] { return true; };
-    if (writes_all()) {
-      held.store(finish, result, step(kResult), all, true, true);
-    } else if constexpr (kWords<Operation, kVector>) {
+    if constexpr (!kWords<Operation, kVector>)
+      held.store(finish, result, step(kResult), [] { return true; }, true, true);
+    else if (is_column(0) && is_column(kVector - 1))
+      held.store(finish, result, step(kResult), whole_sectors(result), true, true);
+    else  // at an end of a strip
       held.store(finish, result, step(kResult), whole_sectors(result), is_column(0), is_column(kVector - 1));
-    }
     if constexpr (Operation::kFused)
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {  // of tainted columns, which are rare
@@ -549,15 +551,6 @@ struct Place {
   // Elements of an operand between those of dim that a thread has.
   __device__ __forceinline__ std::int64_t steps(int operand) const {
     return arguments.dim_stride[operand] * arguments.along.size;
-  }
-  // Whether it is the thread's to store its columns, all that there are, in any row: not at the ends of a tile, which
-  // overlaps others by a sector, or of a strip.
-  __device__ __forceinline__ bool writes_all() const {
-    if constexpr (!kWords<Operation, kVector>) return true;
-    constexpr int kBytes = kVector * sizeof(typename Operation::Result);
-    const int before = arguments.step < arguments.width ? tuning::kSectorBytes / kBytes - 1 : 0;
-    return static_cast<unsigned>(column - arguments.lead - before) < static_cast<unsigned>(arguments.step - before) &&
-           is_column(0) && is_column(kVector - 1);
   }
   // Says of one item after the other whether it is this thread's to store.
   __device__ __forceinline__ auto whole_sectors(typename Operation::Result* result) const {
@@ -592,51 +585,50 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
       HeldColumns<Operation, kSize.vectors / kHeldOperands<Operation> / (kAlternates ? 2 : 1), kVector, kShifts>;
   using PlaceOf = Place<Operation, kVector, kShifts>;
 
-  if constexpr (kTurns > 1) {  // threads have all of dim
-    await_kernel_before();
-    let_next_kernel_begin();
-    const int tile = (static_cast<int>(arguments.first_block) + static_cast<int>(blockIdx.x)) * kTurns;
-    const auto column = static_cast<int>(threadIdx.x);
-    const auto place_of = [&](int turn) {
-      return PlaceOf(arguments, (tile + turn) * arguments.step + column, column, 0, column < arguments.width);
-    };
-    HeldOf held[kTurns];
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) place_of(turn).load(held[turn], arguments.items, arguments.items);
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const PlaceOf place = place_of(turn);
-      place.apply_fused(held[turn]);
-      const auto states = held[turn].reduce(1, 1);
-      place.store(held[turn], HeldOf::finish(states, states, arguments.fusing), arguments.items);
-    }
-  } else if constexpr (kAlternates) {  // the same, of every other row that it has
+  // where threads have all of dim
+  const int tile = (static_cast<int>(arguments.first_block) + static_cast<int>(blockIdx.x)) * kTurns;
+  const bool beyond = static_cast<int>(threadIdx.x) >= arguments.width;
+  const int own = beyond ? 0 : static_cast<int>(threadIdx.x);
+  const auto place_of = [&](int turn, int row) {
+    return PlaceOf(arguments, (tile + turn) * arguments.step + own, own, row, !beyond);
+  };
+  if constexpr (kAlternates) {  // and states of every other row meet, which begin alike
     __shared__ ArrivalBarrier complete;
     const ColumnsExchange<Operation, kVector, kShifts> exchange(arguments, complete);
     await_kernel_before();
     let_next_kernel_begin();
-    const int tile = static_cast<int>(arguments.first_block) + static_cast<int>(blockIdx.x);
-    const auto column = static_cast<int>(threadIdx.x);
-    const bool idle = column >= arguments.width;
-    const auto place_of = [&](int row) {
-      return PlaceOf(arguments, tile * arguments.step + (idle ? 0 : column), idle ? 0 : column, row, !idle);
-    };
-    const PlaceOf place[2] = {place_of(0), place_of(1)};
-    const auto rows = [&](int first) { return idle ? 0 : (arguments.dim + 1 - first) / 2; };
-    HeldOf held[2];
-    typename decltype(exchange)::States states[2];
+    const auto rows = [&](int first) { return beyond ? 0 : (arguments.dim + 1 - first) / 2; };
+    HeldOf held[kTurns][2];
 #pragma unroll
-    for (int first = 0; first < 2; ++first) place[first].load(held[first], rows(1), rows(first));
+    for (int turn = 0; turn < kTurns; ++turn)
 #pragma unroll
-    for (int first = 0; first < 2; ++first) {
-      states[first] = held[first].reduce(1, 1);
-      exchange.tell(states[first], place[first], first, !idle);
-    }
+      for (int first = 0; first < 2; ++first) place_of(turn, first).load(held[turn][first], rows(1), rows(first));
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn)
+#pragma unroll
+      for (int first = 0; first < 2; ++first)
+        exchange.tell(held[turn][first].reduce(1, 1), place_of(turn, first), 2 * turn + first, true);
     __syncthreads();
 #pragma unroll
-    for (int first = 0; first < 2; ++first) {
-      const auto rows_states = exchange.of_two(states[first], place[first], first);
-      place[first].store(held[first], HeldOf::finish(states[first], rows_states, arguments.fusing), rows(first));
+    for (int turn = 0; turn < kTurns; ++turn)
+#pragma unroll
+      for (int first = 0; first < 2; ++first) {
+        const PlaceOf place = place_of(turn, first);
+        const auto states = exchange.of_two(place, 2 * turn);
+        place.store(held[turn][first], HeldOf::finish(states, states, arguments.fusing), rows(first));
+      }
+  } else if constexpr (kTurns > 1) {
+    await_kernel_before();
+    let_next_kernel_begin();
+    HeldOf held[kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) place_of(turn, 0).load(held[turn], arguments.items, arguments.items);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const PlaceOf place = place_of(turn, 0);
+      if constexpr (Operation::kFused) place.apply_fused(held[turn]);
+      const auto states = held[turn].reduce(1, 1);
+      place.store(held[turn], HeldOf::finish(states, states, arguments.fusing), arguments.items);
     }
   } else {
     const int along = arguments.along.size, cluster = cluster_of(arguments);
@@ -713,7 +705,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);
-    const int columns = (plan.rows_per_block + layout.shift * plan.vector) / layout.fold;
+    const int columns = (layout.width + layout.shift) * plan.vector / layout.fold;
     const int teams = along >> arguments.log2_lanes;
     arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold, plan.block);
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);

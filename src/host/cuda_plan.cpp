@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -618,7 +619,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const bool words = holds_words(problem, plan), shifted = words_shift(problem, plan);
   const ColumnsLayout layout = columns_layout(problem, plan);
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
-  if (layout.fold > 1 && problem.direction == Direction::forward && dim < tuning::kColumnsMinFolded) return {};
+  if (layout.fold > 1 && dim < tuning::columns_min_folded(problem.direction)) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
   const tuning::ColumnsKernel& largest_kernel =
       words ? tuning::kColumnWordsKernels[tuning::kWordsKernel] : tuning::kColumnsKernels.back();
@@ -696,12 +697,12 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
   plan.block = static_cast<int>(whole_warps(width * along));
   const int turns = columns_kernel_of(problem, plan).turns;
-  if (turns > 1) width = plan.block = tuning::kColumnsBlock;
+  if (turns > 1 && !shifted) width = plan.block = tuning::kColumnsBlock;
   plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
   plan.grid = divide_up(vectors, turns * columns_layout(problem, plan).step) * plan.cluster;
   const bool all_shifted = tuning::shifts_all_words(vector * bytes, columns_kernel(problem, plan));
-  const std::int64_t teams = all_shifted ? 2 : along / work::tile_team(plan.run, static_cast<int>(along));
-  const int columns = plan.rows_per_block + layout.shift * plan.vector;
+  const std::int64_t teams = all_shifted ? 2 * turns : along / work::tile_team(plan.run, static_cast<int>(along));
+  const auto columns = static_cast<int>((width + layout.shift) * plan.vector);
   if (teams > 1 || plan.cluster > 1 || layout.fold > 1)
     plan.shared_bytes = static_cast<int>((columns * (1 + teams) +  // of whole columns, of teams, and of blocks
                                           (plan.cluster > 1 ? columns / layout.fold * plan.cluster : 0)) *
@@ -716,21 +717,26 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   return plan;
 }
 
+// Whether folded columns are held at less cost than as words: a vector takes one instruction where words take four, but
+// has several columns' states to combine, and its clusters, which have whole strips, may be larger.
+bool folds_cheaper(const Problem& problem, const Plan& folded, const Plan& words) {
+  const int states = folded.threads_per_row * columns_layout(problem, folded).fold;
+  return problem.direction == Direction::backward && folded.cluster <= words.cluster &&
+         states < tuning::kColumnsFoldedStates * words.threads_per_row;
+}
+
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
   if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
-  const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes;
+  const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   if (columns_are_vectors(problem, vector)) return of(vector);
   const auto folded = slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
-  if (folded && problem.dim.size >= folded->cluster * tuning::kColumnsFoldedRows) return folded;
-  const int word = tuning::columns_word(bytes);
-  const bool words = columns_are_vectors(problem, word);
-  if (words && strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip)
-    if (const auto held = of(word)) return held;
-  if (!words && words_may_shift(problem) && !problem.fused.any)
-    if (const auto shifted = of(word)) return shifted;
-  return folded;
+  if (columns_are_vectors(problem, word)) {
+    const auto words = strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip ? of(word) : std::nullopt;
+    return folded && (!words || folds_cheaper(problem, *folded, *words)) ? folded : words;
+  }
+  return folded || problem.fused.any || !words_may_shift(problem) ? folded : of(word);
 }
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
@@ -984,11 +990,14 @@ int columns_kernel(const Problem& problem, const Plan& plan) {
   const int bytes = plan.vector * size_of(problem.source), vectors = plan.items * sources_of(problem);
   const bool shifts = words_shift(problem, plan);
   const bool alone = plan.threads_per_row == 1 && (shifts || fold_of(problem, plan.vector) == 1);
-  if (shifts) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
-  int kernel = alone ? 0 : 1;
   const auto holds = [&](const tuning::ColumnsKernel& size) {
     return size.vectors >= vectors && size.max_block >= plan.block;
   };
+  if (shifts && alone)
+    return holds(tuning::kColumnWordsKernels[tuning::kFewShiftedWordsKernel]) ? tuning::kFewShiftedWordsKernel
+                                                                              : tuning::kAllShiftedWordsKernel;
+  if (shifts) return tuning::kShiftedWordsKernel;
+  int kernel = alone ? 0 : 1;
   while (!holds(tuning::columns_kernel(bytes, kernel))) ++kernel;
   return kernel;
 }

@@ -350,16 +350,17 @@ inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKerne
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all.
 inline constexpr int kColumnsWordBytes = 4;
 inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{32, 1, 512, 2},
-                                           ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 256, 4}};
+                                           ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 256, 4},
+                                           ColumnsKernel{8, 3, 256, 4}};
 constexpr bool are_words(int vector_bytes) { return vector_bytes < kVectorBytes; }
-// The last two are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
-// that have rows that begin alike, and of such as have all of dim.
-inline constexpr int kWordsKernel = 1, kShiftedWordsKernel = 2, kAllShiftedWordsKernel = 3;
+// The last three are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
+// that have rows that begin alike, and of such as have all of dim, or all of several tiles.
+inline constexpr int kWordsKernel = 1, kShiftedWordsKernel = 2, kAllShiftedWordsKernel = 3, kFewShiftedWordsKernel = 4;
 constexpr bool shifts_words(int vector_bytes, int kernel) {
   return are_words(vector_bytes) && kernel >= kShiftedWordsKernel;
 }
 constexpr bool shifts_all_words(int vector_bytes, int kernel) {
-  return are_words(vector_bytes) && kernel == kAllShiftedWordsKernel;
+  return are_words(vector_bytes) && kernel >= kAllShiftedWordsKernel;
 }
 // Columns of a word.
 constexpr int columns_word(int source_bytes) {
@@ -378,16 +379,15 @@ constexpr const ColumnsKernel& columns_kernel(int vector_bytes, int kernel) {
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
 // missing as much as what is there. (Of words, each pass takes a quarter of the instructions.)
 constexpr int columns_together(int vector_bytes, int items) {
-  if (are_words(vector_bytes)) return 4;
+  if (are_words(vector_bytes)) return items < 8 ? 1 : 4;
   return items > 4 && items % 2 == 0 ? 2 : 1;
 }
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
-// compute, forward, where each has a maximum (100,000 x 10 x 100 of 16 bits: 209 us, as tiles 172). Backward adds sums.
-inline constexpr int kColumnsMinFolded = 6;
-// Elements of dim of a block, from which that costs less than words do where both could hold the columns: a vector
-// takes one instruction where words take four (bf16, 500 x 80 x 814: 0.65 of a copy, as words 0.57; 180 x 96 x 1932 in
-// clusters of two, which have 48: 0.45, as words 0.60).
-inline constexpr int kColumnsFoldedRows = 64;
+// compute, above all forward, where each has a maximum (100,000 x 10 x 100 of 16 bits: 209 us, as tiles 172).
+constexpr int columns_min_folded(Direction direction) { return direction == Direction::forward ? 6 : 2; }
+// Backward, columns that could be words as well are folded where clusters are no larger, whose blocks wait for each
+// other, and states that meet are not twice as many.
+inline constexpr int kColumnsFoldedStates = 2;
 inline constexpr int kColumnWordsMinStrip = 512;  // bytes: of shorter ones, too much would overlap
 inline constexpr int kColumnsMinStrip = 64;       // bytes: shorter ones need neighbours along dim to fill sectors
 inline constexpr int kColumnsBlock = 128;         // small blocks retire and refill smoothly
