@@ -89,7 +89,7 @@ def main() -> int:
     if options.csv:
         options.csv.parent.mkdir(parents=True, exist_ok=True)
         with options.csv.open("w", newline="") as file:
-            file.write(f"# {header(devices[-1])}\n")
+            file.writelines(f"# {device.type}: {header(device)}\n" for device in devices)
             writer = csv.writer(file)
             seconds = (f"{name}_{kind}_seconds" for kind in ("median", "fastest") for name in NAMES)
             writer.writerow(("device", "shape", "call", *seconds))

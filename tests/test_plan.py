@@ -118,6 +118,23 @@ def test_every_problem_has_a_plan_within_limits(name: str, problem: Problem) -> 
     assert str(plan(**problem, device=device)) == str(chosen)
 
 
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [2, 5, 33, 700])
+def test_columns_that_begin_anywhere_are_written_once(dim: int, dtype: torch.dtype, backward: bool) -> None:
+    """However rows lie to sectors of memory."""
+    for inner in (65, 301, 1010, 5011):
+        for row in (inner, inner + 1, *(math.ceil(inner / step) * step for step in (8, 16, 32))):
+            for place in (0, 1, 16):  # of the result
+                shape, strides = (3, dim, inner), (dim * row, row, 1)
+                source = torch.empty(3 * dim * row, dtype=dtype, device="meta").as_strided(shape, strides)
+                result = torch.empty(place + 3 * dim * row, dtype=dtype, device="meta").as_strided(
+                    shape, strides, place
+                )
+                described = problem(source, result, 1, log=False, grad=source if backward else None)
+                assert set(coverage(plan(**described, device=DEVICES["H200"]))) == {1}, (inner, row, place)
+
+
 @pytest.mark.parametrize("regime", [None, *REGIMES])
 @pytest.mark.parametrize("name", DEVICES)
 @given(problem=problems())

@@ -128,6 +128,7 @@ class Torch {
 
   bool has_forward_level() const {
     PyObject* const level = PyDict_GetItemWithError(forward_level_dict_.ptr(), forward_level_name_.ptr());
+    if (level == nullptr && PyErr_Occurred()) throw py::error_already_set();
     return level == nullptr || PyLong_AsLong(level) >= 0;
   }
 

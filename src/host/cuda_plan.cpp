@@ -981,8 +981,9 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   layout.rows = divide_up(layout.dim, plan.cluster);
   layout.along = plan.threads_per_row / plan.cluster;
   layout.width = plan.rows_per_block / plan.vector / columns_kernel_of(problem, plan).turns;
-  layout.lead = plan.run == layout.inner ? 0 : layout.shift;  // whole strips need no other words
-  layout.step = layout.width - (layout.shift > layout.lead ? 0 : columns_overlap(problem, plan) + layout.lead);
+  const int overlap = layout.shift > 0 && plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
+  layout.lead = overlap > 0 ? layout.shift : 0;  // whole strips need no other words, nor do rows that begin alike
+  layout.step = layout.width - overlap - layout.lead;
   return layout;
 }
 
