@@ -45,12 +45,12 @@ def test_out_of_any_strides_and_nothing_beside_it(device: str, call: Call, data:
 @given(call=calls(), data=st.data())
 def test_in_place(device: str, call: Call, data: st.DataObject) -> None:
     layout = data.draw(layouts(call.layout.shape, expand=False))
-    x, saved = (layout.tensor(call.seed, call.dtype, device) for _ in range(2))
+    x, beside = (layout.tensor(call.seed, call.dtype, device) for _ in range(2))
     fresh = SOFTMAX[call.log](x, call.dim)
+    SOFTMAX[call.log](x, call.dim, out=beside)  # aligned as x is: on CUDA a fresh output may have another plan
     assert SOFTMAX[call.log](x, call.dim, out=x) is x
-    assert_forward(x, saved, call.dim, log=call.log)
-    if device == "cpu":  # on CUDA, tiles that overlap are not for calls in place
-        assert torch.equal(x, fresh)
+    assert torch.equal(x, fresh if device == "cpu" else beside)
+    assert torch.equal(x, beside)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
@@ -70,6 +70,9 @@ def test_columns_that_begin_anywhere(
     assert_forward(SOFTMAX[log](x, dim, out=beside), x, dim, log=log)
     saved = x.clone()
     assert_forward(SOFTMAX[log](x, dim, out=x), saved, dim, log=log)
+    # words of 16 bits that may begin a column earlier are not for calls in place: those have another plan
+    if device == "cpu" or dtype == torch.float32 or offset % 2 or shape[-1] % 2 == 0:
+        assert torch.equal(x, beside)
 
 
 @given(call=calls(st.sampled_from(HALVES)))
