@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import importlib.util
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ndsoftmax
 import torch
-from ndsoftmax._bench.measure import DTYPES, clock_seconds, header
+from ndsoftmax._bench.measure import DTYPES, Launch, clock_seconds, header, there_and_back
 from ndsoftmax._bench.shapes import Case
 from torch import Tensor
 
@@ -47,9 +46,6 @@ OPERATIONS = ("softmax", "log_softmax")
 DIRECTIONS = ("forward", "backward")
 NAMES = ("ndsoftmax", "torch", "copy")
 TURN_SECONDS = 2e-3  # at least, of calls one after another
-
-# Runs once; the argument is not used.
-Launch = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -122,14 +118,10 @@ def measure(case: Case, dtype: str, operation: str, direction: str, preallocated
     for call in calls.values():
         call(0)
     times = {name: math.ceil(TURN_SECONDS / clock_seconds(call, 1)) for name, call in calls.items()}
-    gc.collect()
-    gc.disable()
-    turns = []
-    for turn in range(repeats):  # there and back: who comes after whom finds in the cache what that left there
-        order = list(calls) if turn % 2 == 0 else list(reversed(calls))
-        turns.append({name: both_clocks(calls[name], times[name]) for name in order})
-    gc.enable()
-    clock, cpu = ({name: [turn[name][i] for turn in turns] for name in calls} for i in range(2))
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for name in there_and_back(list(calls), repeats):
+        turns[name].append(both_clocks(calls[name], times[name]))
+    clock, cpu = ({name: [both[i] for both in turns[name]] for name in calls} for i in range(2))
     return Row(case, dtype, operation, direction, torch.get_num_threads(), clock, cpu)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -18,14 +17,11 @@ from pathlib import Path
 
 import ndsoftmax
 import torch
-from ndsoftmax._bench.measure import clock_seconds, header
+from ndsoftmax._bench.measure import Launch, clock_seconds, header, there_and_back
 
 SHAPES = {"cpu": (2, 4), "cuda": (8, 128)}
 CALLS = 500  # of a turn: no queue of launches fills up
 NAMES = ("ndsoftmax", "torch")
-
-# Runs once; the argument is not used.
-Launch = Callable[[int], object]
 
 
 def calls(device: torch.device) -> dict[str, dict[str, Launch]]:
@@ -55,14 +51,10 @@ def measure(launches: Mapping[str, Launch], turns: int, device: torch.device) ->
     for launch in launches.values():
         clock_seconds(launch, CALLS)
     seconds: dict[str, list[float]] = {name: [] for name in launches}
-    gc.collect()
-    gc.disable()
-    for turn in range(turns):
-        for name in NAMES if turn % 2 == 0 else reversed(NAMES):
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds[name].append(clock_seconds(launches[name], CALLS))
-    gc.enable()
+    for name in there_and_back(NAMES, turns):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds[name].append(clock_seconds(launches[name], CALLS))
     return seconds
 
 

@@ -415,9 +415,9 @@ Problem problem_of(bool log, bool backward, const std::string& source_dtype, con
     if (strides->size() != sizes.size()) throw py::value_error("sizes and strides must have the same length");
   const auto view = [&](const std::string& dtype, const Dims& strides, int operand) {
     const DType type = dtype_named(dtype);
-    const std::uintptr_t storage = std::uintptr_t{1}
-                                   << (40 + operand);  // so far apart that no offset leads into another
-    const std::uintptr_t address = storage + static_cast<std::uintptr_t>(offsets[operand] * size_of(type));
+    // storages lie so far apart that no offset leads from one into another
+    const auto address =
+        (std::uintptr_t{1} << (40 + operand)) + static_cast<std::uintptr_t>(offsets[operand] * size_of(type));
     return TensorView{reinterpret_cast<void*>(address), type, static_cast<int>(sizes.size()), sizes.data(),
                       strides.data()};
   };

@@ -224,7 +224,7 @@ class HeldColumns {
   // Halves of lines that lie far apart are slow to come: L2 fetches the other one at once, which a neighbour wants
   // (512 x 65536 of float32, dim 0: 78 us instead of 82; 2048 x 16384: 81, 88; of 16 bits as fast without, and what is
   // fused has no registers to spare).
-  static constexpr bool kLines = !kShifts && !kWords<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
+  static constexpr bool kLines = !kWords<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
   using States = VectorStates<Operation, kVector>;
 
   struct Finishes {
@@ -693,7 +693,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.rows = static_cast<int>(layout.rows);
     // where threads have all of dim, they have every other row twice
     const int bytes = plan.vector * static_cast<int>(sizeof(Source));
-    const int along = tuning::shifts_all_words(bytes, columns_kernel(problem, plan)) ? 2 : layout.along;
+    const int along = tuning::shifts_all_words(bytes, layout.kernel) ? 2 : layout.along;
     arguments.items = static_cast<int>((layout.rows + along - 1) / along);
     arguments.run = work::Divider(plan.run);
     arguments.along = work::Divider(along);
@@ -712,7 +712,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     const auto launch = [&]<int kVector>() {
       constexpr int kKernels = tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source),
                                                        sizeof(typename Operation::Result), Operation::kFused);
-      visit_int<0, kKernels - 1>(columns_kernel(problem, plan), [&](auto kernel) {
+      visit_int<0, kKernels - 1>(layout.kernel, [&](auto kernel) {
         launch_grid<hold_columns<Operation, kVector, kernel>>(arguments, plan, pointers, stream);
       });
     };

@@ -147,10 +147,9 @@ bool writes_vector(const Problem& problem, const Plan& plan, const ColumnsLayout
 void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
   const ColumnsLayout layout = columns_layout(problem, plan);
   const work::Divider run(plan.run), dims(layout.along);
-  const int turns = columns_kernel_of(problem, plan).turns;
-  for (std::int64_t tile = 0; tile < plan.grid * turns; ++tile)
+  for (std::int64_t tile = 0; tile < plan.grid * layout.turns; ++tile)
     for (int i = 0; i < std::min(plan.block, layout.width * layout.along); ++i) {
-      const std::int64_t block = tile / turns;
+      const std::int64_t block = tile / layout.turns;
       const work::TileThread thread = work::tile_thread(i, run, dims);
       const int column = thread.column - layout.lead;
       const std::int64_t vector = tile / plan.cluster * layout.step + column;

@@ -608,6 +608,22 @@ int columns_overlap(const Problem& problem, const Plan& plan) {
   return alike ? 0 : tuning::kSectorBytes / (plan.vector * bytes);
 }
 
+// Which kernel it runs: one of tuning::kColumnsKernels, or of those for words.
+int columns_kernel(const Problem& problem, const Plan& plan, int fold, bool shifted) {
+  const int bytes = plan.vector * size_of(problem.source), vectors = plan.items * sources_of(problem);
+  const bool alone = plan.threads_per_row == 1 && fold == 1;
+  const auto holds = [&](int kernel) {
+    const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
+    return size.vectors >= vectors && size.max_block >= plan.block;
+  };
+  if (shifted && !alone) return tuning::kShiftedWordsKernel;
+  if (shifted)
+    return holds(tuning::kFewShiftedWordsKernel) ? tuning::kFewShiftedWordsKernel : tuning::kAllShiftedWordsKernel;
+  int kernel = alone ? 0 : 1;
+  while (!holds(kernel)) ++kernel;
+  return kernel;
+}
+
 // Vectors of columns, or folded ones, or words, in registers; a thread has every along'th element of dim.
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
                                  int vector) {
@@ -696,11 +712,12 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
   plan.block = static_cast<int>(whole_warps(width * along));
-  const int turns = columns_kernel_of(problem, plan).turns;
+  const int kernel = columns_kernel(problem, plan, layout.fold, shifted);
+  const int turns = tuning::columns_kernel(vector * bytes, kernel).turns;
   if (turns > 1 && !shifted) width = plan.block = tuning::kColumnsBlock;
   plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
   plan.grid = divide_up(vectors, turns * columns_layout(problem, plan).step) * plan.cluster;
-  const bool all_shifted = tuning::shifts_all_words(vector * bytes, columns_kernel(problem, plan));
+  const bool all_shifted = tuning::shifts_all_words(vector * bytes, kernel);
   const std::int64_t teams = all_shifted ? 2 * turns : along / work::tile_team(plan.run, static_cast<int>(along));
   const auto columns = static_cast<int>((width + layout.shift) * plan.vector);
   if (teams > 1 || plan.cluster > 1 || layout.fold > 1)
@@ -721,8 +738,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
 // has several columns' states to combine, and its clusters, which have whole strips, may be larger.
 bool folds_cheaper(const Problem& problem, const Plan& folded, const Plan& words) {
   const int states = folded.threads_per_row * columns_layout(problem, folded).fold;
-  return problem.direction == Direction::backward && folded.cluster <= words.cluster &&
-         states < tuning::kColumnsFoldedStates * words.threads_per_row;
+  return folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * words.threads_per_row;
 }
 
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
@@ -731,12 +747,13 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   if (columns_are_vectors(problem, vector)) return of(vector);
+  std::optional<Plan> words;
+  const bool aligned = columns_are_vectors(problem, word);
+  if (aligned && strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip) words = of(word);
+  if (words && problem.direction == Direction::forward) return words;
   const auto folded = slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
-  if (columns_are_vectors(problem, word)) {
-    const auto words = strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip ? of(word) : std::nullopt;
-    return folded && (!words || folds_cheaper(problem, *folded, *words)) ? folded : words;
-  }
-  return folded || problem.fused.any || !words_may_shift(problem) ? folded : of(word);
+  if (folded && (!words || folds_cheaper(problem, *folded, *words))) return folded;
+  return aligned || problem.fused.any || !words_may_shift(problem) ? words : of(word);
 }
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
@@ -980,31 +997,13 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   layout.dim = problem.dim.size / layout.fold;
   layout.rows = divide_up(layout.dim, plan.cluster);
   layout.along = plan.threads_per_row / plan.cluster;
-  layout.width = plan.rows_per_block / plan.vector / columns_kernel_of(problem, plan).turns;
+  layout.kernel = columns_kernel(problem, plan, layout.fold, layout.shift > 0);
+  layout.turns = tuning::columns_kernel(plan.vector * size_of(problem.source), layout.kernel).turns;
+  layout.width = plan.rows_per_block / plan.vector / layout.turns;
   const int overlap = layout.shift > 0 && plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
   layout.lead = overlap > 0 ? layout.shift : 0;  // whole strips need no other words, nor do rows that begin alike
   layout.step = layout.width - overlap - layout.lead;
   return layout;
-}
-
-int columns_kernel(const Problem& problem, const Plan& plan) {
-  const int bytes = plan.vector * size_of(problem.source), vectors = plan.items * sources_of(problem);
-  const bool shifts = words_shift(problem, plan);
-  const bool alone = plan.threads_per_row == 1 && (shifts || fold_of(problem, plan.vector) == 1);
-  const auto holds = [&](const tuning::ColumnsKernel& size) {
-    return size.vectors >= vectors && size.max_block >= plan.block;
-  };
-  if (shifts && alone)
-    return holds(tuning::kColumnWordsKernels[tuning::kFewShiftedWordsKernel]) ? tuning::kFewShiftedWordsKernel
-                                                                              : tuning::kAllShiftedWordsKernel;
-  if (shifts) return tuning::kShiftedWordsKernel;
-  int kernel = alone ? 0 : 1;
-  while (!holds(tuning::columns_kernel(bytes, kernel))) ++kernel;
-  return kernel;
-}
-
-const tuning::ColumnsKernel& columns_kernel_of(const Problem& problem, const Plan& plan) {
-  return tuning::columns_kernel(plan.vector * size_of(problem.source), columns_kernel(problem, plan));
 }
 
 StridedTile strided_tile(const Problem& problem, const Plan& plan) {

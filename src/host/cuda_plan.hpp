@@ -63,6 +63,8 @@ struct ColumnsLayout {
   std::int64_t dim;    // folded elements of it
   std::int64_t rows;   // that a block has
   int along;           // threads of a block along dim
+  int kernel;          // that it runs: one of tuning::kColumnsKernels, or of those for words
+  int turns;           // of a block, which has so many tiles
   int width;           // of columns, that a block has at a turn
   int step;            // from the columns of a tile to those of the next
   // Of words, which are shifted by a column in rows that begin within one; 0: they are not.
@@ -74,10 +76,6 @@ struct ColumnsLayout {
 bool holds_words(const Problem& problem, const Plan& plan);
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
-
-// Which kernel it runs: one of tuning::kColumnsKernels, or of those for words.
-int columns_kernel(const Problem& problem, const Plan& plan);
-const tuning::ColumnsKernel& columns_kernel_of(const Problem& problem, const Plan& plan);
 
 // Into how many pieces the second launch of a split plan cuts a row: one for each of its blocks.
 std::int64_t split_pieces(const Problem& problem, const Plan& plan);

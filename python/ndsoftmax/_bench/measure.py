@@ -11,12 +11,13 @@ replays counts. On a CPU the implementations take turns, and the median of 7 tur
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,20 @@ def seconds_in_turns(launches: Mapping[str, Launch]) -> dict[str, float | None]:
     times = {name: math.ceil(1e-3 / clock_seconds(launches[name], 1)) for name in working}  # a millisecond of calls
     turns = [{name: clock_seconds(launches[name], times[name]) for name in times} for _ in range(REPEATS)]
     return {name: statistics.median(turn[name] for turn in turns) if name in times else None for name in launches}
+
+
+def there_and_back(names: Sequence[str], turns: int) -> Iterator[str]:
+    """Who comes next: in each turn all, in the other order than before, as each finds in the cache what one left there.
+
+    Garbage is not collected meanwhile.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(turns):
+            yield from names if turn % 2 == 0 else reversed(names)
+    finally:
+        gc.enable()
 
 
 def clock_seconds(launch: Launch, times: int) -> float:
