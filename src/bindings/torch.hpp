@@ -80,11 +80,10 @@ class Torch {
     const py::object& empty_strided = lies.device.device_type == kDLCPU ? empty_strided_cpu_ : empty_strided_cuda_;
     if (empty_strided.is_none()) return py::none();
     const std::span<const std::int64_t> shape(lies.shape, static_cast<std::size_t>(lies.ndim));
-    if (last_.sizes.ptr() == nullptr || !std::ranges::equal(shape, last_.values))
-      last_ = {{shape.begin(), shape.end()}, tuple_of(lies.shape, lies.ndim), tuple_of(lies.strides, lies.ndim)};
-    const py::object sizes = last_.sizes, strides = last_.strides;  // another thread may come by meanwhile
-    PyObject* const arguments[] = {sizes.ptr(), strides.ptr(), dtype.ptr()};
-    return checked(PyObject_Vectorcall(empty_strided.ptr(), arguments, 3, nullptr));
+    if (!dtype.is(last_.dtype) || !std::ranges::equal(shape, last_.shape))
+      last_ = {{shape.begin(), shape.end()}, dtype, arguments_of(lies, dtype)};
+    const py::tuple arguments = last_.arguments;  // another thread may come by meanwhile
+    return checked(PyObject_Call(empty_strided.ptr(), arguments.ptr(), nullptr));
   }
 
   py::object empty_like(py::handle like, py::handle dtype) const {
@@ -97,9 +96,7 @@ class Torch {
   bool is_inference(py::handle tensor) const { return is_true(is_inference_, tensor); }
 
   // After a tensor was written: what has saved it is to notice.
-  void increment_version(py::handle tensor) const {
-    increment_version_(py::make_tuple(tensor));
-  }
+  void increment_version(py::handle tensor) const { increment_version_(py::make_tuple(tensor)); }
 
   // Whether a kernel can read `source` and write `dtype` (None: the same).
   bool is_fused(DType source, py::handle dtype) const {
@@ -119,10 +116,11 @@ class Torch {
   int threads() const { return static_cast<int>(PyLong_AsLong(get_num_threads_().ptr())); }
 
  private:
-  // The sizes of a row-major tensor, from which its strides follow.
-  struct Sizes {
-    std::vector<std::int64_t> values;
-    py::object sizes, strides;
+  // What a row-major tensor is made of.
+  struct Arguments {
+    std::vector<std::int64_t> shape;
+    py::handle dtype;
+    py::tuple arguments;  // sizes, strides, dtype
   };
 
   Torch() = default;
@@ -142,6 +140,10 @@ class Torch {
     py::tuple tuple(count);
     for (int i = 0; i < count; ++i) PyTuple_SET_ITEM(tuple.ptr(), i, PyLong_FromLongLong(values[i]));
     return tuple;
+  }
+  static py::tuple arguments_of(const DLTensor& lies, py::handle dtype) {
+    return checked(
+        PyTuple_Pack(3, tuple_of(lies.shape, lies.ndim).ptr(), tuple_of(lies.strides, lies.ndim).ptr(), dtype.ptr()));
   }
   py::module_ torch_ = py::module_::import("torch");
   py::object c_ = torch_.attr("_C");
@@ -174,7 +176,7 @@ class Torch {
   // (torch has a function that counts them, in a microsecond; without this list, such tracers see no plain calls)
   py::list pre_dispatch_modes_ = py::getattr(torch_.attr("_ops").attr("mode_stack_state_for_pre_dispatch")(),
                                              "_ModeStackStateForPreDispatch__infra_modes", py::list());
-  mutable Sizes last_;  // of the newest tensor: most calls are like the last one, and tuples take 50 ns to make
+  mutable Arguments last_;  // of the newest tensor: most calls are like the last one, and tuples take 80 ns to make
   py::tuple dtype_keyword_ = py::make_tuple("dtype");
   Array<py::object, 4> dtypes_{torch_.attr("float16"), torch_.attr("bfloat16"), torch_.attr("float32"),
                                torch_.attr("float64")};
