@@ -153,6 +153,9 @@ class PlainNormalize(Normalize):
     """The same for plain calls, which take no tangents."""
 
     forward = staticmethod(_C.record_forward)
+    # apply() looks for these in one class after the other, past Python's cache: here it finds them at once
+    setup_context = staticmethod(Normalize.setup_context)
+    clear_saved_tensors_on_access = getattr(Normalize, "clear_saved_tensors_on_access", False)
 
 
 class NormalizeGradient(torch.autograd.Function):

@@ -333,8 +333,8 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   const Output output(input, *raw, result);
   forward(Borrowed(*raw), Borrowed(output.to), dims->get(), log, threads_for(*raw));
   if (!recorded) return output.tensor;
-  const py::tuple tuple = PyLong_CheckExact(dim.ptr()) ? py::make_tuple(dim) : py::reinterpret_borrow<py::tuple>(dim);
-  return record(input, py::make_tuple(output.tensor, py::make_tuple(tuple, torch.dtype(*source), log)));
+  const py::object computed = checked(PyTuple_Pack(2, output.tensor.ptr(), torch.call(dim, *source, log).ptr()));
+  return checked(PyObject_CallFunctionObjArgs(record.ptr(), input.ptr(), computed.ptr(), nullptr));
 }
 
 // plain_forward() as Python calls it: pybind11, which looks for what a function may be given, would take some 60 ns
@@ -365,18 +365,19 @@ PyObject* plain_forward_quickly(PyObject*, PyObject* const* arguments, Py_ssize_
 // less is 0.1 us less at each call.
 PyObject* record_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   static PyObject* const call_name = PyUnicode_InternFromString("call");
-  static PyObject* const save_name = PyUnicode_InternFromString("save_for_backward");
+  static PyObject* const save_name = PyUnicode_InternFromString("to_save");
   if (count != 3 || !PyTuple_CheckExact(arguments[2]) || PyTuple_GET_SIZE(arguments[2]) != 2) {
     PyErr_SetString(PyExc_TypeError, "record_forward() takes ctx, input and (output, call)");
     return nullptr;
   }
   PyObject *const ctx = arguments[0], *const output = PyTuple_GET_ITEM(arguments[2], 0);
   if (PyObject_SetAttr(ctx, call_name, PyTuple_GET_ITEM(arguments[2], 1)) != 0) return nullptr;
-  PyObject* const saved[] = {ctx, output};
-  PyObject* const none = PyObject_VectorcallMethod(save_name, saved, 2, nullptr);
-  if (none == nullptr) return nullptr;
-  Py_DECREF(none);
-  return Py_NewRef(output);
+  // as ctx.save_for_backward(output)
+  PyObject* const saved = PyTuple_Pack(1, output);
+  if (saved == nullptr) return nullptr;
+  const int failed = PyObject_SetAttr(ctx, save_name, saved);
+  Py_DECREF(saved);
+  return failed == 0 ? Py_NewRef(output) : nullptr;
 }
 
 // None likewise. (is_meta may be asked of tensors only, and it is, as the exchange takes a millisecond to refuse such.)

@@ -112,6 +112,16 @@ class Torch {
 
   py::handle dtype(DType dtype) const { return dtypes_[static_cast<int>(dtype)]; }
 
+  // What backward wants to know of a plain call: the dims as a tuple, the input's dtype, log.
+  py::tuple call(py::handle dim, DType source, bool log) const {
+    if (!dim.is(last_call_.dim) || last_call_.source != source || last_call_.log != log) {
+      const py::object dims =
+          PyTuple_CheckExact(dim.ptr()) ? py::reinterpret_borrow<py::object>(dim) : py::make_tuple(dim);
+      last_call_ = {py::reinterpret_borrow<py::object>(dim), source, log, py::make_tuple(dims, dtype(source), log)};
+    }
+    return last_call_.arguments;
+  }
+
   // Of the CPU, that a call may use.
   int threads() const { return static_cast<int>(PyLong_AsLong(get_num_threads_().ptr())); }
 
@@ -121,6 +131,13 @@ class Torch {
     std::vector<std::int64_t> shape;
     py::handle dtype;
     py::tuple arguments;  // sizes, strides, dtype
+  };
+
+  struct Call {
+    py::object dim;
+    DType source = DType::float32;
+    bool log = false;
+    py::tuple arguments;
   };
 
   Torch() = default;
@@ -177,6 +194,7 @@ class Torch {
   py::list pre_dispatch_modes_ = py::getattr(torch_.attr("_ops").attr("mode_stack_state_for_pre_dispatch")(),
                                              "_ModeStackStateForPreDispatch__infra_modes", py::list());
   mutable Arguments last_;  // of the newest tensor: most calls are like the last one, and tuples take 80 ns to make
+  mutable Call last_call_;
   py::tuple dtype_keyword_ = py::make_tuple("dtype");
   Array<py::object, 4> dtypes_{torch_.attr("float16"), torch_.attr("bfloat16"), torch_.attr("float32"),
                                torch_.attr("float64")};
