@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -153,9 +154,12 @@ class PlainNormalize(Normalize):
     """The same for plain calls, which take no tangents."""
 
     forward = staticmethod(_C.record_forward)
-    # apply() looks for these in one class after the other, past Python's cache: here it finds them at once
-    setup_context = staticmethod(Normalize.setup_context)
-    clear_saved_tensors_on_access = getattr(Normalize, "clear_saved_tensors_on_access", False)
+
+
+# apply() looks for these in one class after the other, past Python's cache: it finds them in the first
+for _name in ("setup_context", "clear_saved_tensors_on_access", "boxed_grads_call"):
+    if hasattr(Normalize, _name):
+        setattr(PlainNormalize, _name, getattr_static(Normalize, _name))
 
 
 class NormalizeGradient(torch.autograd.Function):
