@@ -54,6 +54,38 @@ def test_a_dim_of_size_one(device: str, dtype: torch.dtype) -> None:
     assert torch.equal(ndsoftmax.log_softmax(x, 1), torch.zeros_like(x))
 
 
+def test_a_call_does_not_take_the_plan_of_another(device: str) -> None:
+    x = torch.randn(6, 8, 20, device=device)
+    likes = {  # each of them differs from the first in one thing
+        "first": (x, -1),
+        "dim": (x, 1),
+        "dims": (x, (1, 2)),
+        "sizes": (x[:3], -1),
+        "strides": (x[:, :, ::2].repeat_interleave(2, 2).transpose(0, 1).contiguous().transpose(0, 1), -1),
+        "misaligned": (torch.randn(x.numel() + 1, device=device)[1:].view(x.shape), -1),
+        "dtype": (x.double(), -1),
+        "rank": (x[0], -1),
+    }
+
+    def check(call: str) -> None:
+        given, dim = likes[call]
+        for function, torchs in ((ndsoftmax.softmax, torch.softmax), (ndsoftmax.log_softmax, torch.log_softmax)):
+            flat = given.flatten(1) if isinstance(dim, tuple) else given
+            recorded, expected = given.clone().requires_grad_(), flat.clone().requires_grad_()
+            result, reference = function(recorded, dim), torchs(expected, 1 if isinstance(dim, tuple) else dim)
+            assert torch.allclose(result.flatten(), reference.flatten(), atol=1e-6)
+            assert torch.allclose(function(given, dim, out=given.clone()), result, atol=1e-6)
+            same = given.clone()
+            assert torch.allclose(function(same, dim, out=same), result, atol=1e-6)
+            for one in (result, reference):
+                one.square().sum().backward()
+            assert torch.allclose(recorded.grad.flatten(), expected.grad.flatten(), atol=1e-5)
+
+    for one, other in itertools.permutations(likes, 2):
+        check(one)
+        check(other)
+
+
 @FUNCTIONS
 @pytest.mark.parametrize("dim", [2, -3, (0, 2), (-3, 1)])
 def test_dim_out_of_range_in_torchs_words(device: str, function: Any, dim: Any) -> None:
