@@ -95,7 +95,19 @@ def test_many_wide_rows_that_clusters_hold(dim: int, gap: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("dim", "gap"), [(1_310_728, 0), (1_310_729, 8), (2_000_003, 0)])
+@pytest.mark.parametrize(("floats", "gap"), [(327_684, 0), (400_001, 8), (655_361, 0), (700_000, 0), (1_300_003, 8)])
+def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, dtype: torch.dtype, log: bool) -> None:
+    dim = floats * 4 // dtype.itemsize
+    x = normal((29, dim + gap))[:, :dim].to(dtype)
+    if ndsoftmax._C.device("cuda").compute_capability == 90 and dtype != torch.float64:
+        chosen = ndsoftmax.explain(x, log=log)
+        assert (chosen.regime, chosen.staged, chosen.shared_bytes > 0) == ("cluster", False, True)
+    assert_forward((ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x), x, 1, log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("dim", "gap"), [(2_800_008, 0), (2_800_009, 8), (4_000_003, 0)])
 def test_many_rows_wider_than_clusters_hold(dim: int, gap: int, dtype: torch.dtype, log: bool) -> None:
     x = normal((29, dim + gap))[:, :dim].to(dtype)
     if ndsoftmax._C.device("cuda").compute_capability == 90:

@@ -57,7 +57,17 @@ def test_in_place(device: str, call: Call, data: st.DataObject) -> None:
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize(
     ("shape", "dim", "offset"),
-    [((40, 21, 1003), 1, 0), ((9, 100, 770), 1, 2), ((600, 2001), 0, 1), ((3000, 262), 0, 0)],
+    [
+        ((40, 21, 1003), 1, 0),
+        ((9, 100, 770), 1, 2),
+        ((600, 2001), 0, 1),
+        ((3000, 262), 0, 0),
+        ((70, 10, 100), 1, 0),
+        # float32 vectors of which every other row begins within a sector
+        ((9, 512, 196), 1, 0),
+        ((9, 3, 1004), 1, 4),
+        ((5000, 84), 0, 0),
+    ],
 )
 def test_columns_that_begin_anywhere(
     device: str, shape: tuple[int, ...], dim: int, offset: int, log: bool, dtype: torch.dtype

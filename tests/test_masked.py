@@ -571,6 +571,8 @@ def test_biases_and_masks_of_rows_that_begin_anywhere(
     [
         ((12, 800, 257), -1, {"mask": (12, 1, 257)}),  # so many rows that they are staged
         ((12, 800, 257), -1, {"where": (12, 800, 257)}),
+        ((12, 800, 197), -1, {"mask": (800, 197)}),
+        ((9, 900, 577), -1, {"where": (9, 1, 577), "scale": -0.7}),
         ((40, 900, 70), -1, {"mask": (900, 70), "bias": (70,)}),
         ((250, 70, 130), -1, {"causal": "lower_right", "bias": (250, 1, 130)}),
         ((16, 12, 40, 512), -1, {"bias": (12, 40, 512)}),
@@ -581,6 +583,9 @@ def test_biases_and_masks_of_rows_that_begin_anywhere(
         ((2, 19, 64, 72), 1, {"mask": (19, 64, 72)}),
         ((2, 21, 64, 72), 1, {"mask": (2, 21, 1, 1), "scale": -0.7}),
         ((2, 21, 64, 72), 1, {"mask": (2, 21, 1, 1), "scale": 0.0}),
+        ((2, 40, 64, 72), 1, {"where": (2, 1, 64, 72), "scale": -0.7}),
+        ((40, 3, 512), 1, {"mask": (40, 1, 512)}),
+        ((3, 900, 256), 1, {"mask": (3, 900, 256)}),
         ((700, 8192), -1, {"mask": (8192,)}),
         ((3, 40, 4096), -1, {"mask": (40, 4096), "scale": -0.7}),
     ],
@@ -615,6 +620,20 @@ def test_many_rows(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim:
     given = torch.where(included, grad_output, 0)
     exact_grad = oracle.backward(given, exact, dim, log=False) * scale
     assert_close(grad, exact_grad, oracle.magnitude(given, exact, dim, log=False) * 0.7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("offset", range(4))
+@pytest.mark.parametrize("rows", [1, 9000])
+def test_masks_of_many_rows_begin_anywhere(device: str, dtype: torch.dtype, offset: int, rows: int) -> None:
+    """Of 16 bits, two neighbours of a mask are loaded at once where they lie so; the first and last bytes alone."""
+    dim = 257
+    x = numbers(9000 * dim, 0, dtype, device).view(9000, dim)
+    mask = (numbers(offset + rows * dim, 1, device=device) > 0)[offset:].view(rows, dim)
+    got, exact = ndsoftmax.softmax(x, mask=mask), oracle.masked_forward(x, -1, ~mask.expand_as(x), None, log=False)
+    allowed = 1 + (16 + 2 * dim**0.5) * (2**-13 if dtype in HALVES else 1)
+    assert not got.masked_select(mask).any()
+    assert_within(oracle.errors(got, exact, log=False), torch.full_like(exact, allowed), got, exact)
 
 
 def test_explain_plans_what_runs() -> None:

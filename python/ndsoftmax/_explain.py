@@ -241,9 +241,10 @@ def explain(
     sources = source.itemsize * (2 if backward else 1)
     moved = math.ceil(described.numel() * sources * _reached(described.shape, as_causal(causal)))
     moved += described.numel() * result.itemsize + _stored_bytes(mask) + _stored_bytes(bias)
-    registers = plan.items * (2 if backward else 1) * math.ceil(plan.vector * source.itemsize / 4)
-    if plan.regime == "cluster" and plan.staged:
-        registers = 0
+    items = plan.items
+    if plan.regime == "cluster" and plan.shared_bytes > 0:  # all of them are in shared memory, or some
+        items = 0 if plan.staged else items - plan.shared_bytes // (plan.block * plan.vector * source.itemsize)
+    registers = items * (2 if backward else 1) * math.ceil(plan.vector * source.itemsize / 4)
     planned = {one.name: getattr(plan, one.name) for one in fields(Explanation) if hasattr(plan, one.name)}
     if forced and described.numel():
         planned["why"] = "the environment variable NDSOFTMAX_REGIME forces it"

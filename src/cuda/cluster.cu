@@ -9,7 +9,69 @@
 namespace ndsoftmax::cuda {
 namespace {
 
-template <typename Operation, int kVectors>
+// The vectors of a row that a thread has in shared memory, beside those in registers. Each thread finds its own again.
+template <typename Operation, bool kRaw>
+class SharedVectors {
+ public:
+  using RowOf = Row<Operation, int>;
+  using Source = typename Operation::Source;
+  using State = typename Operation::State;
+  using Term = typename Operation::Term;
+  static constexpr int kVector = RowOf::kVector;
+  using Vector = Vec<Source, kVector>;
+
+  // Those that begin at first, first + step, … before the row's end.
+  __device__ __forceinline__ void load(const RowOf& row, int first, int step) {
+    const int dim = row.reach();
+    for (; first < dim; first += step, ++count_) {
+      if (first + kVector <= dim) {
+        copy_async<tuning::kVectorBytes>(slot(count_), row.source() + first);
+      } else {
+        for (int k = 0; k < kVector; ++k)
+          slot(count_)[k] = first + k < dim ? row.source()[first + k] : narrow<Source>(Operation::nothing());
+      }
+    }
+  }
+  __device__ __forceinline__ void raise(State& state) const {
+    await_copies();
+    for_each([&](int, Source*, Term(&terms)[kVector]) { Operation::template raise<kVector>(state, terms); });
+  }
+  // Adds to the sum of a state whose maximum is known. What is not raw becomes what is left to finish.
+  __device__ __forceinline__ void add(const Operation& operation, State& state) const {
+    for_each([&](int, Source* at, Term(&terms)[kVector]) {
+      operation.template add<kVector>(state, terms);
+      if constexpr (!kRaw) Vector::narrowed([&](int k) { return terms[k]; }).store_shared(at);
+    });
+  }
+  template <typename Finish, typename Log>
+  __device__ __forceinline__ void store(const RowOf& row, int first, int step, const Finish& finish, Log log) const {
+    for_each([&](int i, Source*, Term(&terms)[kVector]) {
+      row.store(first, i * step, [&](int k) { return kRaw ? finish.again(terms[k], log) : finish(terms[k], log); });
+    });
+  }
+
+ private:
+  __device__ __forceinline__ static Source* slot(int i) {
+    return reinterpret_cast<Source*>(dynamic_shared_memory()) +
+           (i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kVector;
+  }
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(const Visit& visit) const {
+#pragma unroll 2
+    for (int i = 0; i < count_; ++i) {
+      const auto vector = Vector::load(slot(i));
+      Term terms[kVector];
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) terms[k] = vector.widened(k);
+      visit(i, slot(i), terms);
+    }
+  }
+
+  int count_ = 0;
+};
+
+// kShares: threads have more of a row than kVectors, in shared memory.
+template <typename Operation, int kVectors, bool kShares = false>
 __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
   if constexpr (kHasClusters) {
     __shared__ Meeting<typename Operation::State> meeting;
@@ -18,9 +80,11 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     meeting.complete.open();
     await_kernel_before();
     let_next_kernel_begin();
-    hold_rows<Row<Operation, int, !Operation::kMasked>, kVectors, 1>(
-        arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x, Lanes{},
-        ClusterExchange<typename Operation::State>{meeting, rank, blocks});
+    using RowOf = Row<Operation, int, !Operation::kMasked>;
+    using More = SharedVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>>;
+    hold_rows<RowOf, kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x,
+                                  Lanes{}, ClusterExchange<typename Operation::State>{meeting, rank, blocks},
+                                  std::conditional_t<kShares, More, NothingMore>{});
   } else {
     never_launched();
   }
@@ -231,6 +295,10 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
     if constexpr (tuning::has_cluster_gradients(sizeof(typename Operation::Source), Operation::kDirection,
                                                 Operation::kFused))
       if (plan.staged) return launch_grid<cluster_gradients<Operation>>(arguments, plan, pointers, stream);
+    if constexpr (tuning::clusters_may_share(sizeof(typename Operation::Source), Operation::kDirection,
+                                             Operation::kFused))
+      if (plan.shared_bytes > 0)
+        return launch_grid<cluster_row<Operation, tuning::kSharingVectors, true>>(arguments, plan, pointers, stream);
     visit_held<Operation, kMostClusterVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });
   });

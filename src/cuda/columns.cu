@@ -9,9 +9,11 @@
 // wider ones are exponentiated in their place. What is missing at the end of dim is held as what counts for nothing.
 // What is fused is applied to what is held, as it is to tiles (strided.cu).
 //
+// Memory takes twice as long for sectors of 32 bytes that blocks write in parts as for all that is read. So where rows
+// begin within sectors, tiles overlap, and write whole ones (work::writes_sector()).
+//
 // Columns that no vectors divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
-// memory takes twice as long for sectors of 32 bytes that blocks write in parts as for all that is read. So tiles
-// overlap by a sector, and write whole ones (work::writes_sector()); what bounds them is instructions. Rows of 16 bits
+// what bounds them is instructions. Rows of 16 bits
 // may begin within a word: there, words are shifted by a column, so that all that is loaded and stored are words. A
 // thread has rows that begin alike; states of the same column meet as those of other threads along dim do.
 //
@@ -49,6 +51,7 @@ struct ColumnsArguments {
   int step;  // of tiles, in vectors of columns; fewer than a block has: they overlap, and write whole sectors
   int lead;  // vectors of the first tile before the first of all
   int strip_columns;
+  int masks;  // where in shared memory they are, in bytes
   Fusing<Operation> fusing;
 };
 
@@ -231,14 +234,33 @@ class HeldColumns {
     typename Operation::Finish of[kVector];
   };
 
-  // Issues all loads. Steps are bytes. `whole` items are there in all threads, `mine` in this one, `items` at most. Of
-  // words that are shifted the last column may not be `there`.
-  __device__ __forceinline__ void load(const Operation& operation, const Source* source, std::int64_t source_step,
-                                       const Source* grad, std::int64_t grad_step, int whole, int mine, int items,
-                                       int there) {
+  // First of all: this thread has `mine` items, others `items` at most.
+  __device__ __forceinline__ void begin(const Operation& operation, int mine, int items) {
     operation_ = operation;
     mine_ = mine;
     items_ = items;
+  }
+
+  // The items that are not to be loaded, a bit each: of those that nothing else is said of, what does not exist.
+  __device__ __forceinline__ unsigned missing() const { return shifted_left(~0u, mine_); }
+  // Where Fusing::masks_evenly, also those that are excluded: the first by this byte of the mask, each other one by
+  // that a `step` further.
+  __device__ __forceinline__ unsigned excluded_evenly(const std::uint8_t* mask, std::int64_t step,
+                                                      bool excludes) const {
+    unsigned excluded = 0;
+    static_assert(kItems <= 32);
+    each([&](int first) {
+#pragma unroll
+      for (int i = first; i < first + kTogether; ++i, mask += step)
+        if (i >= mine_ || (*mask != 0) == excludes) excluded |= 1u << i;
+    });
+    return excluded;
+  }
+
+  // Issues all loads. Steps are bytes. `whole` items are there in all threads. Where something is fused, those that are
+  // `missing` are left out. Of words that are shifted the last column may not be `there`.
+  __device__ __forceinline__ void load(const Source* source, std::int64_t source_step, const Source* grad,
+                                       std::int64_t grad_step, int whole, unsigned missing, int there) {
     const auto take = [&](const Source* from) {
       if constexpr (kLines)
         return Held::load_with_line(from);
@@ -247,23 +269,30 @@ class HeldColumns {
       else
         return Held::load(from);
     };
+    const auto take_both = [&](int i) {
+      source_[i] = take(source);
+      if constexpr (!kForward) grad_[i] = take(grad);
+    };
+    const auto take_none = [&](int i) {
+      source_[i] = nothing();
+      if constexpr (!kForward) grad_[i] = {};
+    };
+    const auto advance = [&] {
+      source = advanced(source, source_step);
+      if constexpr (!kForward) grad = advanced(grad, grad_step);
+    };
     each([&](int first) {
-      if (first + kTogether <= whole) {
+      if (!Operation::kFused && first + kTogether <= whole) {
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          source_[first + i] = take(source);
-          source = advanced(source, source_step);
-          if constexpr (!kForward) grad_[first + i] = take(grad), grad = advanced(grad, grad_step);
-        }
+        for (int i = first; i < first + kTogether; ++i, advance()) take_both(i);
       } else {
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          source_[first + i] = nothing();
-          if constexpr (!kForward) grad_[first + i] = {};
-          if (first + i >= mine) continue;
-          source_[first + i] = take(source);
-          source = advanced(source, source_step);
-          if constexpr (!kForward) grad_[first + i] = take(grad), grad = advanced(grad, grad_step);
+        for (int i = first; i < first + kTogether; ++i) {
+          take_none(i);
+          const bool takes = Operation::kFused ? (missing >> i & 1) == 0 : i < mine_;
+          if (takes) take_both(i);
+          if (Operation::kFused || takes)
+            advance();  // else the compiler would make one of both branches, whose loads wait
         }
       }
     });
@@ -291,28 +320,44 @@ class HeldColumns {
     });
   }
 
-  // The same where Fusing::masks_evenly, of the mask at the first item, and bytes further at each next one. What does
-  // not exist is excluded, too: a negative factor would make its nothing() the largest.
-  __device__ __forceinline__ void apply_evenly(const std::uint8_t* mask, std::int64_t step, bool excludes, Real factor,
-                                               Real scale) {
-    scale_ = scale;
-    unsigned excluded = 0;  // a bit for each item
-    static_assert(kItems <= 32);
+  // Where Fusing::masks_vectors: copies the mask's vectors, the first and each other one a `step` further, to `slots`,
+  // which are `apart`. Each thread finds its own again.
+  __device__ __forceinline__ void copy_masks(const std::uint8_t* mask, std::int64_t step, unsigned char* slots,
+                                             int apart) const {
     each([&](int first) {
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i, mask += step)
-        if (first + i >= mine_ || (*mask != 0) == excludes) excluded |= 1u << (first + i);
+      for (int i = first; i < first + kTogether; ++i, mask += step, slots += apart)
+        if (i < mine_) copy_async<kVector>(slots, mask);
     });
+  }
+  // And applies them, once all that was copied is there.
+  __device__ __forceinline__ void apply_masks(const unsigned char* slots, int apart, const Fusing<Operation>& fusing) {
+    scale_ = scale_left(fusing);
     each([&](int first) {
 #pragma unroll
-      for (int i = first; i < first + kTogether; ++i) {
+      for (int i = first; i < first + kTogether; ++i, slots += apart) {
+        if (i >= mine_) continue;
+        MaskBytes<kVector> mask;
+        mask.load_aligned(slots);
+        const auto excluded = mask.excluded(nullptr, fusing.mask_flip);
         if constexpr (kForward && !kRaw)
-          source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * factor; });
-        if ((excluded >> i & 1) == 0) continue;
-        source_[i] = nothing();
-        if constexpr (!kForward) grad_[i] = {};
+          source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * fusing.scale; });
+        replace(source_[i], excluded, nothing().widened(0));
+        if constexpr (!kForward) replace(grad_[i], excluded, 0);
       }
     });
+  }
+
+  // What is left to do where Fusing::masks_evenly.
+  __device__ __forceinline__ void scale_evenly(Real factor, unsigned missing, Real scale) {
+    scale_ = scale;
+    if constexpr (kForward && !kRaw)
+      each([&](int first) {
+#pragma unroll
+        for (int i = first; i < first + kTogether; ++i)  // a negative factor would make nothing() the largest
+          if ((missing >> i & 1) == 0)
+            source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * factor; });
+      });
   }
 
   // The states of what `lanes` lanes, `step` apart, hold. Exponentiates what is not held raw.
@@ -506,21 +551,37 @@ struct Place {
     return steps(operand) * bytes;
   }
 
+  // Loads the items of this thread, but those that it returns, a bit each.
   template <typename Held>
-  __device__ __forceinline__ void load(Held& held, int whole, int mine) const {
+  __device__ __forceinline__ unsigned load(Held& held, int turn, int whole, int mine) const {
+    const auto& fusing = arguments.fusing;
+    held.begin(fusing.operation, mine, arguments.items);
+    unsigned missing = 0;
+    if constexpr (Operation::kFused) {
+      missing = held.missing();
+      const std::uint8_t* const mask =
+          fusing.mask + outer * arguments.outer_stride[kMask] + row * arguments.dim_stride[kMask];
+      if (fusing.masks_evenly)  // what they exclude is not loaded
+        missing = held.excluded_evenly(mask, steps(kMask), fusing.mask_flip == 0);
+      if (fusing.masks_vectors)
+        held.copy_masks(mask + static_cast<std::int64_t>(inner) * kVector, steps(kMask), masks(turn), masks_apart());
+    }
     int there = is_column(kVector - 1);
     if constexpr (kShifts) forget(there);  // or it would be found out anew for each item
-    held.load(arguments.fusing.operation, arguments.source + offset(kSource), step(kSource),
-              arguments.grad + offset(kGrad), step(kGrad), whole, mine, arguments.items, there);
+    held.load(arguments.source + offset(kSource), step(kSource), arguments.grad + offset(kGrad), step(kGrad), whole,
+              missing, there);
+    return missing;
   }
   template <typename Held>
-  __device__ __forceinline__ void apply_fused(Held& held) const {
+  __device__ __forceinline__ void apply_fused(Held& held, int turn, unsigned missing) const {
     if constexpr (Operation::kFused) {
       const auto& fusing = arguments.fusing;
-      if (fusing.masks_evenly)
-        held.apply_evenly(fusing.mask + outer * arguments.outer_stride[kMask] + row * arguments.dim_stride[kMask],
-                          steps(kMask), fusing.mask_flip == 0, fusing.scale, scale_left(fusing));
-      else
+      if (fusing.masks_evenly) {
+        held.scale_evenly(fusing.scale, missing, scale_left(fusing));
+      } else if (fusing.masks_vectors) {
+        await_copies();
+        held.apply_masks(masks(turn), masks_apart(), fusing);
+      } else
         held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); }, scale_left(fusing));
     }
   }
@@ -529,7 +590,9 @@ struct Place {
     using Result = typename Operation::Result;
     if (!exists) return;
     Result* const result = arguments.result + offset(kResult);
-    if constexpr (!kWords<Operation, kVector>)
+    constexpr bool kMayOverlap = tuning::columns_may_overlap(kVector * sizeof(typename Operation::Source),
+                                                             sizeof(typename Operation::Source), Operation::kFused);
+    if (!kMayOverlap || (!kWords<Operation, kVector> && arguments.step == arguments.width))
       held.store(finish, result, step(kResult), [] { return true; }, true, true);
     else if (is_column(0) && is_column(kVector - 1))
       held.store(finish, result, step(kResult), whole_sectors(result), true, true);
@@ -548,6 +611,12 @@ struct Place {
   }
 
  private:
+  // The thread's masks of a turn, in shared memory, and how far they are from each other.
+  __device__ __forceinline__ unsigned char* masks(int turn) const {
+    return dynamic_shared_memory() + arguments.masks + turn * arguments.items * masks_apart() +
+           static_cast<int>(threadIdx.x) * kVector;
+  }
+  __device__ __forceinline__ int masks_apart() const { return static_cast<int>(blockDim.x) * kVector; }
   // Elements of an operand between those of dim that a thread has.
   __device__ __forceinline__ std::int64_t steps(int operand) const {
     return arguments.dim_stride[operand] * arguments.along.size;
@@ -602,7 +671,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn)
 #pragma unroll
-      for (int first = 0; first < 2; ++first) place_of(turn, first).load(held[turn][first], rows(1), rows(first));
+      for (int first = 0; first < 2; ++first) place_of(turn, first).load(held[turn][first], turn, rows(1), rows(first));
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn)
 #pragma unroll
@@ -621,12 +690,14 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     await_kernel_before();
     let_next_kernel_begin();
     HeldOf held[kTurns];
+    unsigned missing[kTurns];
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) place_of(turn, 0).load(held[turn], arguments.items, arguments.items);
+    for (int turn = 0; turn < kTurns; ++turn)
+      missing[turn] = place_of(turn, 0).load(held[turn], turn, arguments.items, arguments.items);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const PlaceOf place = place_of(turn, 0);
-      if constexpr (Operation::kFused) place.apply_fused(held[turn]);
+      place.apply_fused(held[turn], turn, missing[turn]);
       const auto states = held[turn].reduce(1, 1);
       place.store(held[turn], HeldOf::finish(states, states, arguments.fusing), arguments.items);
     }
@@ -646,8 +717,8 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     const int rows = idle ? 0 : max(0, min(arguments.rows, arguments.dim - begin));
     HeldOf held;
     const int whole = arguments.along.quotient(rows), mine = whole + (thread.along < rows - whole * along);
-    place.load(held, whole, mine);
-    place.apply_fused(held);
+    const unsigned missing = place.load(held, 0, whole, mine);
+    place.apply_fused(held, 0, missing);
     const auto states = held.reduce(1 << arguments.log2_lanes, arguments.run.size);
     const int team = thread.along >> arguments.log2_lanes;
     const bool speaks = !idle && thread.along == team << arguments.log2_lanes;
@@ -702,6 +773,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.step = layout.step;
     arguments.lead = layout.lead;
     arguments.strip_columns = static_cast<int>(problem.inner.size);
+    arguments.masks = plan.shared_bytes - static_cast<int>(columns_mask_bytes(problem, plan));
+    if constexpr (Operation::kFused) arguments.fusing.masks_vectors = masks_columns(problem, plan.vector);
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);

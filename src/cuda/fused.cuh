@@ -26,8 +26,8 @@ struct Fusing<Operation, true> {
   int mask_step, bias_step;             // from a neighbour to the next; 0: all have one
   bool cut;                             // lines may end before what a thread has of them
   bool masks_evenly;                    // all that is fused is a scale and a mask, of which neighbours have the same
-  bool masks_neighbours;                // all that is fused is a scale and a mask, of neighbours
-  bool masks_vectors;                   // the same, the scale is positive, and rows and masks are vectors
+  bool masks_neighbours;                // all that is fused is a positive scale and a mask, of neighbours
+  bool masks_vectors;                   // the same, and rows and masks are vectors
   bool biases_vectors;                  // all that is fused is a scale and a bias, of the source's type, as vectors
   bool bias_is_real;                    // or else of the source's type
   bool causal;
@@ -142,21 +142,23 @@ struct MaskBytes {
   }
 };
 
-// Puts `value` in the place of excluded elements.
-template <typename T, int N>
-__device__ __forceinline__ void replace(Vec<T, N>& vector, const Excluded<N>& excluded, Accumulator<T> value) {
+// Puts `value` in the place of excluded elements: those from the `first` of kMany on.
+template <typename T, int N, int kMany>
+__device__ __forceinline__ void replace(Vec<T, N>& vector, const Excluded<kMany>& excluded, Accumulator<T> value,
+                                        int first = 0) {
   const auto filled = Vec<T, N>::filled(value);
   if constexpr (Vec<T, N>::kPaired) {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
-      const unsigned pair = sign_of_bytes(excluded.words[i / 2], i % 2 == 0 ? 0x9988u : 0xbbaau);
+      const int k = first + 2 * i;
+      const unsigned pair = sign_of_bytes(excluded.words[k / 4], k % 4 == 0 ? 0x9988u : 0xbbaau);
       vector.words[i] = (vector.words[i] & ~pair) | (filled.words[i] & pair);
     }
   } else {
     constexpr int kWords = static_cast<int>(sizeof(vector.words) / 4) / N;  // of an element
 #pragma unroll
     for (int i = 0; i < kWords * N; ++i)
-      if (excluded[i / kWords]) vector.words[i] = filled.words[i];
+      if (excluded[first + i / kWords]) vector.words[i] = filled.words[i];
   }
 }
 
@@ -260,39 +262,17 @@ class FusedLine {
         ExcludedOf::filled((extras.mask.words[0] != 0) == (fusing_->mask_flip == 0) ? ExcludedOf::kAll : 0);
   }
 
-  // Where Fusing::masks_neighbours, calls use(i, whether it is excluded) for the i-th of kItems times kWord elements:
-  // kWord neighbours at first, first + step, … Of items 1 to kFull - 1, all exist in any line, and of item 0 those that
-  // are not before it; of elements that do not exist, none is excluded.
-  template <int kItems, int kWord, int kFull, typename Use>
-  __device__ __forceinline__ void for_mask(Index first, Index step, Index end, const Use& use) const {
-    constexpr int kSome = tuning::kStagedMasks;
-    parted(fusing_->mask_flip != 0, [&](auto flip) {
-      const std::uint8_t* const from = mask_ + first;
-#pragma unroll
-      for (int group = 0; group < kItems * kWord; group += kSome) {
-        unsigned mask[kSome];
-#pragma unroll
-        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) {
-          const int item = (group + i) / kWord, k = (group + i) % kWord;
-          const Index element = first + item * step + k;
-          const bool exists = (item < kFull || element < end) && (item > 0 || k == kWord - 1 || element >= 0);
-          mask[i] = exists ? (from + std::int64_t{item} * step)[k] : flip;
-        }
-#pragma unroll
-        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) use(group + i, (mask[i] != 0) != flip);
-      }
-    });
-  }
-
-  // terms() of such elements.
+  // Where Fusing::masks_neighbours, which of kItems times kWord elements are excluded: kWord neighbours at first,
+  // first + step, … Of items 1 to kFull - 1, all exist in any line, and of item 0 those that are not before it; those
+  // that do not exist are excluded.
   template <int kItems, int kWord, int kFull>
-  __device__ __forceinline__ void masked_terms(Index first, Index step, Index end, Term* terms) const {
-    for_mask<kItems, kWord, kFull>(first, step, end, [&](int i, bool excluded) {
-      terms[i] = excluded ? fusing_->operation.nothing() : terms[i] * fusing_->scale;
-    });
+  __device__ __forceinline__ Excluded<kItems * kWord> excluded(Index first, Index step, Index end) const {
+    if (kWord == 2 && reinterpret_cast<std::uintptr_t>(mask_ + first) % 2 == 0)
+      return excluded<kItems, kWord, kFull, true>(first, step, end);
+    return excluded<kItems, kWord, kFull, false>(first, step, end);
   }
 
-  // The same where anything is fused. The bias of a few is loaded at once.
+  // terms() of such elements, where anything is fused. The bias of a few is loaded at once.
   template <int kItems, int kWord>
   __device__ __forceinline__ void any_terms(Index first, Index step, Term* terms) const {
     static_assert(kItems * kWord <= 32);
@@ -437,6 +417,37 @@ class FusedLine {
     constexpr std::int64_t kLast = std::numeric_limits<Index>::max();
     return {static_cast<Index>(first > -N ? (first < kLast ? first : kLast) : -N),
             static_cast<Index>(last > -N ? (last < kLast ? last : kLast) : -N - 1)};
+  }
+
+  // `kPairs`: two neighbours of the mask may be loaded at once.
+  template <int kItems, int kWord, int kFull, bool kPairs>
+  __device__ __forceinline__ Excluded<kItems * kWord> excluded(Index first, Index step, Index end) const {
+    constexpr int kSome = tuning::kStagedMasks, kElements = kItems * kWord;
+    static_assert(kSome % 4 == 0);
+    const std::uint8_t* const from = mask_ + first;
+    const unsigned none = fusing_->mask_flip == 0 ? 1 : 0;  // as a mask says it
+    Excluded<kElements> excluded;
+#pragma unroll
+    for (int group = 0; group < kElements; group += kSome) {
+      unsigned mask[kSome]{};
+#pragma unroll
+      for (int i = 0; i < kSome && group + i < kElements; ++i) {
+        const int item = (group + i) / kWord, k = (group + i) % kWord;
+        const bool pair = kPairs && item > 0 && item < kFull;
+        if (pair && k > 0) continue;
+        const Index element = first + item * step + k;
+        const bool exists = (item < kFull || element < end) && (item > 0 || k == kWord - 1 || element >= 0);
+        const std::uint8_t* const at = from + std::int64_t{item} * step + k;
+        mask[i] = !exists ? none : pair ? *reinterpret_cast<const unsigned short*>(at) : *at;
+      }
+#pragma unroll
+      for (int i = 0; i < kSome && group + i < kElements; i += 4) {
+        MaskBytes<4> bytes;
+        bytes.words[0] = mask[i] | mask[i + 1] << 8 | mask[i + 2] << 16 | mask[i + 3] << 24;
+        excluded.words[(group + i) / 4] = bytes.excluded(nullptr, fusing_->mask_flip).words[0];
+      }
+    }
+    return excluded;
   }
 
   // Where words of the mask, and vectors of the bias, may be read.

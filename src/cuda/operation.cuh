@@ -92,6 +92,15 @@ __device__ __forceinline__ Real reciprocal_for(Real x) {
   return 1 / x;
 }
 
+// How many items there are, of which kLeast are known to be when this is compiled.
+template <int kLeast>
+struct Live {
+  int count;
+  __device__ __forceinline__ friend bool operator>=(int item, const Live& live) {
+    return item >= kLeast && item >= live.count;
+  }
+};
+
 // Log: bool, where one kernel is softmax and log_softmax, told at run time; or std::true_type or std::false_type.
 template <typename Source_, typename Result_, bool kFused_ = false, typename Log = bool>
 struct Forward {
@@ -123,11 +132,12 @@ struct Forward {
   __device__ __forceinline__ Real excluded() const { return log ? -kInfinity : 0; }
   __device__ __forceinline__ Term reduced_nothing() const { return excluded(); }
 
-  // The state of a team's terms: kPerItem of each of the first `live` items, which lie kStep apart. Each term is
-  // exponentiated once, and for softmax replaced by that; for log_softmax by its distance from the maximum, where the
-  // team is the row (kAlone: then finish(row) goes with it, else finish(held, row)), or 16 bits are to come of it.
-  template <int kItems, int kPerItem, int kStep, bool kAlone, typename Team>
-  __device__ __forceinline__ State reduce(Term* terms, int live, const Team& team) const {
+  // The state of a team's terms: kPerItem of each of the first `live` items (an int, or Live), which lie kStep apart.
+  // Each term is exponentiated once, and for softmax replaced by that; for log_softmax by its distance from the
+  // maximum, where the team is the row (kAlone: then finish(row) goes with it, else finish(held, row)), or 16 bits are
+  // to come of it.
+  template <int kItems, int kPerItem, int kStep, bool kAlone, typename LiveItems, typename Team>
+  __device__ __forceinline__ State reduce(Term* terms, LiveItems live, const Team& team) const {
     State state;
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
@@ -135,8 +145,14 @@ struct Forward {
 #pragma unroll
       for (int k = 0; k < kPerItem; ++k) state.max = larger(state.max, terms[item * kStep + k]);
     }
-    state.max = team.max(state.max);
-    const Real shift = State::shift(state.max);
+    return exponentiated<kItems, kPerItem, kStep, kAlone>(terms, live, team.max(state.max), team);
+  }
+  // The same where the team's maximum is known.
+  template <int kItems, int kPerItem, int kStep, bool kAlone, typename LiveItems, typename Team>
+  __device__ __forceinline__ State exponentiated(Term* terms, LiveItems live, Real max, const Team& team) const {
+    State state;
+    state.max = max;
+    const Real shift = State::shift(max);
     PartialSums<Real, kItems * kPerItem> sums;
     const auto exponentiate = [&](auto log) {
 #pragma unroll
@@ -292,10 +308,14 @@ struct Forward {
   __device__ __forceinline__ static double logarithm(double x) { return ::log(x); }
 };
 
-// The same where all that is fused is known when this is compiled: a positive scale and a mask, as vectors.
-template <typename Source, typename Result>
-struct MaskedForward : Forward<Source, Result, true> {
+// The same where all that is fused is known when this is compiled: a positive scale and a mask, of neighbours, and
+// where rows are held as vectors, as vectors.
+template <typename Source, typename Result, typename Log = bool>
+struct MaskedForward : Forward<Source, Result, true, Log> {
   static constexpr bool kMasked = true;
+
+  template <typename Other>
+  using With = MaskedForward<Source, Result, Other>;
 };
 
 // softmax: dx = y (g - sum(g y)).  log_softmax: dx = g - exp(y) sum(g).
@@ -329,8 +349,8 @@ struct Backward {
   __device__ __forceinline__ static Real excluded() { return 0; }
   __device__ __forceinline__ Term reduced_nothing() const { return nothing(); }
 
-  template <int kItems, int kPerItem, int kStep, bool, typename Team>
-  __device__ __forceinline__ State reduce(Term* terms, int live, const Team& team) const {
+  template <int kItems, int kPerItem, int kStep, bool, typename LiveItems, typename Team>
+  __device__ __forceinline__ State reduce(Term* terms, LiveItems live, const Team& team) const {
     State state;
     accumulate<kItems, kPerItem, kStep, tuning::partial_sums(sizeof(Real))>(state, terms, live);
     total(state, team);
@@ -346,8 +366,8 @@ struct Backward {
     accumulate<1, kTerms, kTerms, 1>(state, terms);
   }
 
-  template <int kItems, int kPerItem, int kStep, int kSums = tuning::kPartialSumsOfFew>
-  __device__ __forceinline__ void accumulate(State& state, const Term* terms, int live = kItems) const {
+  template <int kItems, int kPerItem, int kStep, int kSums = tuning::kPartialSumsOfFew, typename LiveItems = int>
+  __device__ __forceinline__ void accumulate(State& state, const Term* terms, LiveItems live = {kItems}) const {
     PartialSums<Real, kItems * kPerItem, kSums> sums;
     bool living = false;
     with_log([&](auto log) {

@@ -469,18 +469,26 @@ __device__ __forceinline__ typename Operation::Finish finish_of(const Exchange& 
   return settled<Operation>(exchange.finish(fusing.operation, held), fusing);
 }
 
+// Whether vectors of a row stay as they were loaded, where a thread holds so many: then they are exponentiated twice.
+template <typename Operation, int kVector, int kVectors>
+inline constexpr bool kHoldsRaw =
+    tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>) &&
+    kVector > 1 && kVectors > kHeldVectors<Operation>;
+
+// A thread has no more of a row than what it holds in registers.
+struct NothingMore {};
+
 // A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
 // this function with other teams. Rows of 16 bits stay as they were loaded, which halves their registers, and are
-// exponentiated twice, where that costs less than what else could be loaded meanwhile.
-template <typename RowOf, int kVectors, int kRows, typename Operation, typename Exchange>
+// exponentiated twice, where that costs less than what else could be loaded meanwhile. `more`: what else of the one row
+// a thread has; forward.
+template <typename RowOf, int kVectors, int kRows, typename Operation, typename Exchange, typename More = NothingMore>
 __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
                                           int row_step, int turns, int threads_per_row, int lane, const Lanes& team,
-                                          const Exchange& exchange) {
+                                          const Exchange& exchange, More more = {}) {
   using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector;
-  constexpr bool kRaw =
-      tuning::holds_raw(sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>) &&
-      kVector > 1 && kVectors > kHeldVectors<Operation>;
+  constexpr bool kRaw = kHoldsRaw<Operation, kVector, kVectors>, kMore = !std::is_same_v<More, NothingMore>;
   const int step = threads_per_row * kVector;
   const Operation operation = arguments.fusing.operation;
 
@@ -490,7 +498,9 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
   for (int r = 0; r < kRows; ++r) {
     if (r >= turns) break;
     row[r] = RowOf(arguments, first_row + r * row_step);
-    row[r].load(work::first_element(0, threads_per_row, lane, kVector, row[r].phase()), step, arguments.dim, raw[r]);
+    const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
+    row[r].load(first, step, arguments.dim, raw[r]);
+    if constexpr (kMore) more.load(row[r], first + kVectors * step, step);
   }
 
 #pragma unroll
@@ -506,7 +516,11 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
         if (item >= arguments.live) break;
         row[r].resolve(raw[r][item], first + item * step);
       }
-      operation.raise(held, raw[r], team);
+      operation.raise(held, raw[r], kMore ? Lanes{1} : team);
+      if constexpr (kMore) {
+        more.raise(held);
+        held.max = team.max(held.max);
+      }
       if constexpr (Operation::kMasked) held.max *= arguments.fusing.scale;  // which is left to terms
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
@@ -514,7 +528,17 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
         row[r].terms(raw[r][item], first + item * step, terms);
         operation.template add<kVector>(held, terms);
       }
+      if constexpr (kMore) more.add(operation, held);
       operation.total(held, team);
+    } else if constexpr (kMore) {
+      row[r].resolved_terms(raw[r], first, step, kVectors, terms);
+      operation.template raise<kVectors * kVector>(held, terms);
+      more.raise(held);
+      held.max = team.max(held.max);
+      typename Operation::State rest{held.max, 0};
+      more.add(operation, rest);
+      held = operation.template exponentiated<kVectors, kVector, kVector, false>(terms, kVectors, held.max, team);
+      held.sum += team.sum(rest.sum);
     } else {
       row[r].resolved_terms(raw[r], first, step, live, terms);
       held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, live, team);
@@ -533,6 +557,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
         row[r].store(first, item * step,
                      [&](int k) { return kRaw ? finish.again(of_item[k], log) : finish(of_item[k], log); });
       }
+      if constexpr (kMore) more.store(row[r], first + kVectors * step, step, finish, log);
     });
     row[r].clean(first, step, arguments.live, finish);
   }

@@ -3,7 +3,8 @@
 // the block copies those out as one run. Rows smaller than a vector are taken from there as the vectors that hold some.
 // Memory, which sees whole vectors only, is the bound while an element takes less than its share of instructions: 32 of
 // a lane for one of 16 bits on an H200. So nothing loads or branches element by element: 14 to 16 are left. But masks
-// and biases are not staged: each element's is read from where it lies.
+// and biases are not staged: each element's is read from where it lies. Masks alone stay in registers from one row to
+// the next, where both have the same.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
@@ -97,7 +98,9 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
     if constexpr (Operation::kFused) offsets = offsets_in(arguments.outer, row < staged.rows ? staged.first + row : 0);
   };
   look_up(0);
-  staged.await();
+  Excluded<kItems * kWord> excluded;
+  const std::uint8_t* excluded_at = nullptr;  // what that was read from
+  if constexpr (!Operation::kMasked) staged.await();
   for (int turn = 0; turn < staged.rows; turn += teams) {
     const int row = turn + team;
     const int start = row * dim;
@@ -112,10 +115,17 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
       if (from == 0 && turn > 0) look_up(turn);
       OffsetsOf here{};
       here.at[kMask] = __shfl_sync(kAllLanes, offsets.at[kMask], from, arguments.lanes);
-      if (!arguments.fusing.masks_neighbours)
+      if (!Operation::kMasked && !arguments.fusing.masks_neighbours)
         for (const int operand : {kBias, kRow})
           here.at[operand] = __shfl_sync(kAllLanes, offsets.at[operand], from, arguments.lanes);
       fused = fused_line<1>(arguments, here, end, 0);
+    }
+    if constexpr (Operation::kMasked) {
+      if (excluded_at != fused.mask() + first) {
+        excluded_at = fused.mask() + first;
+        excluded = fused.template excluded<kItems, kWord, kFull>(first, step, end);
+      }
+      if (turn == 0) staged.await();  // the first masks come meanwhile
     }
     const auto element = [&](int i) { return first + i / kWord * step + i % kWord; };
     if constexpr (Operation::kFused && kBackward) {
@@ -123,14 +133,16 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
         staged.source[start + element] = narrow<Source>(operation.nothing().output);
         staged.grad[start + element] = narrow<Source>(operation.nothing().grad);
       };
-      if (fused.masks_neighbours())
-        fused.template for_mask<kItems, kWord, kFull>(first, step, end, [&](int i, bool excluded) {
-          if (excluded && exists) exclude(element(i));
-        });
-      else
+      if (fused.masks_neighbours()) {
+        excluded = fused.template excluded<kItems, kWord, kFull>(first, step, end);
+#pragma unroll
+        for (int i = 0; i < kItems * kWord; ++i)
+          if (excluded[i] && inside(element(i))) exclude(element(i));
+      } else {
 #pragma unroll 1
         for (int i = 0; i < kItems * kWord; ++i)
           if (inside(element(i)) && !fused.includes(element(i))) exclude(element(i));
+      }
     }
     Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
     typename Operation::Term terms[kItems * kWord];
@@ -145,9 +157,12 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
         word = Vec<Source, kWord>::load(row + element);
     };
     const auto load = [&](int item) {
-      if (item >= kFull && first + item * step >= end) return;  // what does not exist before has room all the same
-      take(staged.source + start, item, source[item]);
-      if constexpr (kBackward) take(staged.grad + start, item, grad[item]);
+      // what does not exist before has room all the same
+      if (item < kFull || first + item * step < end) {
+        take(staged.source + start, item, source[item]);
+        if constexpr (kBackward) take(staged.grad + start, item, grad[item]);
+      }
+      if constexpr (Operation::kMasked) replace(source[item], excluded, operation.nothing(), item * kWord);
     };
     const auto make_term = [&](int i) {
       const int item = i / kWord, k = i % kWord;
@@ -158,18 +173,23 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
     for (int item = 0; item < kItems; ++item) load(item);
 #pragma unroll
     for (int i = 0; i < kItems * kWord; ++i) make_term(i);
-    if constexpr (Operation::kFused && !kBackward) {
-      if (fused.masks_neighbours())
-        fused.template masked_terms<kItems, kWord, kFull>(first, step, end, terms);
-      else
-        fused.template any_terms<kItems, kWord>(first, step, terms);
-    }
+    const Live<Operation::kMasked ? kFull : kItems> live{arguments.live};  // where to ask takes less than to go on
+    const Lanes lanes{arguments.lanes};
+    typename Operation::State state;
+    if constexpr (Operation::kMasked) {  // all that is not the row's is excluded
+      const auto max = Vec<Source, kWord>::largest(source) * fused.scale();
 #pragma unroll
-    for (int i = 0; i < kItems * kWord; ++i) {
-      const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
-      if (ragged && !inside(element(i))) terms[i] = operation.nothing();
+      for (auto& term : terms) term *= fused.scale();
+      state = operation.template exponentiated<kItems, kWord, kWord, true>(terms, live, lanes.max(max), lanes);
+    } else {
+      if constexpr (Operation::kFused && !kBackward) fused.template any_terms<kItems, kWord>(first, step, terms);
+#pragma unroll
+      for (int i = 0; i < kItems * kWord; ++i) {
+        const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
+        if (ragged && !inside(element(i))) terms[i] = operation.nothing();
+      }
+      state = operation.template reduce<kItems, kWord, kWord, true>(terms, live, lanes);
     }
-    const auto state = operation.template reduce<kItems, kWord, kWord, true>(terms, kItems, Lanes{arguments.lanes});
     const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
 
     constexpr int kTogether = tuning::kStagedTogether;
@@ -184,12 +204,15 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
       Vec<Result, kWord> words[kTogether];
       operation.with_log([&](auto log) {
 #pragma unroll
-        for (int item = group; item < kItems && item < group + kTogether; ++item)
+        for (int item = group; item < kItems && item < group + kTogether; ++item) {
+          if (item >= live) break;
           words[item - group] =
               Vec<Result, kWord>::narrowed([&](int k) { return finish(terms[item * kWord + k], log); });
+        }
       });
 #pragma unroll
       for (int item = group; item < kItems && item < group + kTogether; ++item) {
+        if (item >= live) break;
         const int element = first + item * step;
         const auto& word = words[item - group];
         Result* const to = staged.result + start + element;
@@ -215,7 +238,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
 
 template <typename Operation, int kItems>
 __global__ void __launch_bounds__(tuning::kWarpBlock,
-                                  tuning::staged_min_blocks(Operation::kDirection, Operation::kFused))
+                                  tuning::staged_min_blocks(Operation::kDirection, Operation::kFused, kItems))
     staged_rows(const RowArguments<Operation> arguments) {
   if constexpr (kHasAllKernels)
     take_staged<Operation, kItems>(arguments);
@@ -260,8 +283,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 // Calls visitor(items), a constant, for the fewest items of which there is a kernel.
 template <typename Operation, int kItems = tuning::staged_items(1), typename Visitor>
 void visit_items(int items, const Visitor& visitor) {
-  constexpr int kMost =
-      tuning::staged_most_items(sizeof(typename Operation::Source), Operation::kDirection, Operation::kFused);
+  constexpr int kMost = tuning::staged_most_items(sizeof(typename Operation::Source), Operation::kDirection,
+                                                  Operation::kFused, kFusesMore<Operation>);
   if (items <= kItems)
     visitor(std::integral_constant<int, kItems>{});
   else if constexpr (kItems < kMost)
@@ -288,15 +311,25 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
         });
     }
   };
-  visit_operation(problem, [&]<typename Operation>() {
-    constexpr int kBytes = sizeof(typename Operation::Source) + sizeof(typename Operation::Result);
-    if constexpr (!tuning::has_staged_rows(sizeof(typename Operation::Source), sizeof(typename Operation::Result),
-                                           Operation::kFused))
-      throw std::logic_error("rows of this type are never staged");
-    else if constexpr (kBytes == 4 && !Operation::kFused)  // few instructions to spare
+  // of 16 bits, which have few instructions to spare, operations are told which they are
+  const auto launch_told = [&]<typename Operation>() {
+    if constexpr (sizeof(typename Operation::Source) == 2 && sizeof(typename Operation::Result) == 2)
       visit_told<Operation>(problem, launch);
     else
       launch.template operator()<Operation>();
+  };
+  visit_operation(problem, [&]<typename Operation>() {
+    using Source = typename Operation::Source;
+    using Result = typename Operation::Result;
+    if constexpr (!tuning::has_staged_rows(sizeof(Source), sizeof(Result), Operation::kFused)) {
+      throw std::logic_error("rows of this type are never staged");
+    } else if constexpr (!Operation::kFused) {
+      launch_told.template operator()<Operation>();
+    } else {
+      if constexpr (!kIsBackward<Operation>)
+        if (masks_neighbours(problem)) return launch_told.template operator()<MaskedForward<Source, Result>>();
+      launch.template operator()<Operation>();
+    }
   });
 }
 

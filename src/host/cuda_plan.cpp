@@ -373,6 +373,27 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
   return {};
 }
 
+// Clusters of the largest size whose threads have more vectors than registers for them, the rest in shared memory: two
+// blocks on a multiprocessor, where there is room, or one. Registers alone would take so many threads a block.
+std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& rows, const Device& device,
+                                          const tuning::Architecture& architecture, std::int64_t threads_held) {
+  if (!tuning::clusters_may_share(size_of(problem.source), problem.direction, problem.fused.any)) return {};
+  if (2 * threads_held <= tuning::kMaxBlock) return {};
+  for (const int blocks : {2, 1}) {
+    const int threads = tuning::kMaxBlock / blocks / kWarp * kWarp;
+    Plan plan = row_plan(Regime::cluster, rows, std::int64_t{threads} * architecture.max_cluster);
+    const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / blocks);
+    plan.shared_bytes = (plan.items - tuning::kSharingVectors) * threads * tuning::kVectorBytes;
+    if (plan.shared_bytes <= 0 || plan.shared_bytes > room) continue;
+    plan.block = threads;
+    plan.cluster = architecture.max_cluster;
+    plan.grid = rows.count * plan.cluster;
+    plan.why = "a row fits in the registers and the shared memory of a cluster of blocks";
+    return plan;
+  }
+  return {};
+}
+
 Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& device,
                     const tuning::Architecture& architecture) {
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
@@ -395,8 +416,10 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
     // the smallest that comes close to the most
     while (cluster < architecture.max_cluster && under_way(rows, cluster) < tuning::kClusterFill * most) ++cluster;
     threads = threads_for(rows, cluster * rows.most_cluster);
-    if (tuning::fills_badly(cluster, static_cast<int>(threads)))
+    if (tuning::fills_badly(cluster, static_cast<int>(threads))) {
       if (const auto plan = cluster_gradients_plan(problem, rows, device, architecture)) return {plan};
+      if (const auto plan = sharing_clusters_plan(problem, rows, device, architecture, threads)) return {plan};
+    }
     // as many threads as find room where these do
     for (int vectors = rows.most_cluster - 1; vectors > 0; --vectors) {
       const std::int64_t more = threads_for(rows, cluster * vectors);
@@ -597,15 +620,21 @@ bool words_shift(const Problem& problem, const Plan& plan) {
   return holds_words(problem, plan) && !columns_are_vectors(problem, plan.vector);
 }
 
-// Vectors that a tile has of the next one, so that it can write whole sectors of rows that begin anywhere.
-int columns_overlap(const Problem& problem, const Plan& plan) {
-  if (!holds_words(problem, plan) || problem.in_place) return 0;  // in place, another tile may have written them
-  const int bytes = size_of(problem.result);
+// Whether some rows of a result begin within a sector, and kernels can tell which of its vectors a tile is to write.
+bool begin_within_sectors(const Problem& problem, const Plan& plan) {
+  const int source = size_of(problem.source), result = size_of(problem.result);
+  if (!tuning::columns_may_overlap(plan.vector * source, source, problem.fused.any)) return false;
   const auto begins_on_sectors = [&](const Axis& axis) {
-    return axis.rank == 0 || axis.groups[0].stride[kResult] * bytes % tuning::kSectorBytes == 0;
+    return axis.rank == 0 || axis.groups[0].stride[kResult] * result % tuning::kSectorBytes == 0;
   };
-  const bool alike = begins_on_sectors(problem.outer) && begins_on_sectors(problem.dim);
-  return alike ? 0 : tuning::kSectorBytes / (plan.vector * bytes);
+  return !begins_on_sectors(problem.outer) || !begins_on_sectors(problem.dim);
+}
+
+// Vectors that a tile has of the next one, so that it can write such sectors whole.
+int columns_overlap(const Problem& problem, const Plan& plan) {
+  if (problem.in_place || !begin_within_sectors(problem, plan)) return 0;  // in place, another may have written them
+  const int bytes = plan.vector * size_of(problem.result);
+  return holds_words(problem, plan) ? tuning::kSectorBytes / bytes : (tuning::kSectorBytes - 1) / bytes;
 }
 
 // Which kernel it runs: one of tuning::kColumnsKernels, or of those for words.
@@ -687,7 +716,11 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   const auto parts = [&] {
     const auto any_fits = [&](const auto& shapes) { return std::any_of(shapes.begin(), shapes.end(), fits); };
-    if (!(words ? any_fits(tuning::kColumnWordsShapes) : any_fits(tuning::kColumnsShapes))) return false;
+    const bool overlaps = begin_within_sectors(problem, plan);  // also in place, where bits are to be the same
+    if (!(words      ? any_fits(tuning::kColumnWordsShapes)
+          : overlaps ? any_fits(tuning::kOverlappingShapes)
+                     : any_fits(tuning::kColumnsShapes)))
+      return false;
     const int least = tuning::kColumnsBlock * (shifted ? 2 : 1);  // threads
     const auto width_now = [&] { return std::max<std::int64_t>(plan.run, least / along); };
     const auto few = [&] { return divide_up(vectors, width_now()) * plan.cluster < device.multiprocessors; };
@@ -698,7 +731,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     width = width_now();
     return true;
   };
-  if (shifted && strip * vector * bytes <= tuning::kColumnWordsMinStrip) {
+  if (shifted && strip * vector * bytes <= tuning::column_words_min_strip(bytes, shifted)) {
     if (strip < kWarp || !whole()) return {};
   } else if (shifted && problem.in_place) {
     return {};
@@ -724,6 +757,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     plan.shared_bytes = static_cast<int>((columns * (1 + teams) +  // of whole columns, of teams, and of blocks
                                           (plan.cluster > 1 ? columns / layout.fold * plan.cluster : 0)) *
                                          state_bytes(problem));
+  plan.shared_bytes += static_cast<int>(columns_mask_bytes(problem, plan));
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
       plan.grid > std::numeric_limits<int>::max())
     return {};
@@ -749,7 +783,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (columns_are_vectors(problem, vector)) return of(vector);
   std::optional<Plan> words;
   const bool aligned = columns_are_vectors(problem, word);
-  if (aligned && strip_of(problem) * bytes >= tuning::kColumnWordsMinStrip) words = of(word);
+  if (aligned && strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false)) words = of(word);
   if (words && problem.direction == Direction::forward) return words;
   const auto folded = slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
   if (folded && (!words || folds_cheaper(problem, *folded, *words))) return folded;
@@ -967,11 +1001,27 @@ Axis rows_in_order(const Problem& problem, const Plan& plan) {
 }
 
 bool masks_neighbours(const Problem& problem) {
-  return problem.fused.only_mask() && problem.dim.groups[0].stride[kMask] == 1;
+  return problem.fused.only_mask() && scales_nothing(problem.fused) && problem.dim.groups[0].stride[kMask] == 1;
 }
 
 bool masks_vectors(const Problem& problem) {
-  return problem.fused.only_mask() && scales_nothing(problem.fused) && is_vectors_beside_rows(problem, kMask, 1);
+  return masks_neighbours(problem) && is_vectors_beside_rows(problem, kMask, 1);
+}
+
+bool masks_columns(const Problem& problem, int vector) {
+  if (!problem.fused.only_mask() || problem.inner.rank == 0) return false;
+  const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
+  if (fastest.stride[kMask] != 1 || problem.misalignment[kMask] % vector != 0) return false;
+  const auto divides = [&](const Axis& axis) {
+    return std::all_of(axis.groups.begin(), axis.groups.begin() + axis.rank,
+                       [&](const Group& group) { return &group == &fastest || group.stride[kMask] % vector == 0; });
+  };
+  return divides(problem.outer) && divides(problem.dim) && divides(problem.inner);
+}
+
+std::int64_t columns_mask_bytes(const Problem& problem, const Plan& plan) {
+  if (!masks_columns(problem, plan.vector)) return 0;
+  return std::int64_t{columns_layout(problem, plan).turns} * plan.items * plan.block * plan.vector;
 }
 
 bool biases_vectors(const Problem& problem) {
@@ -1000,7 +1050,7 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   layout.kernel = columns_kernel(problem, plan, layout.fold, layout.shift > 0);
   layout.turns = tuning::columns_kernel(plan.vector * size_of(problem.source), layout.kernel).turns;
   layout.width = plan.rows_per_block / plan.vector / layout.turns;
-  const int overlap = layout.shift > 0 && plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
+  const int overlap = plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
   layout.lead = overlap > 0 ? layout.shift : 0;  // whole strips need no other words, nor do rows that begin alike
   layout.step = layout.width - overlap - layout.lead;
   return layout;

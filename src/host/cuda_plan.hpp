@@ -43,9 +43,9 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan);
 // masks and biases.
 Axis rows_in_order(const Problem& problem, const Plan& plan);
 
-// Whether all that is fused is a scale and a mask, of neighbours.
+// Whether all that is fused is a positive scale and a mask, of neighbours.
 bool masks_neighbours(const Problem& problem);
-// Whether the scale is positive, too, and the vectors of rows have vectors of the mask.
+// Whether the vectors of rows have vectors of the mask, too.
 bool masks_vectors(const Problem& problem);
 // Whether it is a scale and a bias of the source's type, as vectors.
 bool biases_vectors(const Problem& problem);
@@ -76,6 +76,11 @@ struct ColumnsLayout {
 bool holds_words(const Problem& problem, const Plan& plan);
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
+
+// Whether all that is fused is a scale and a mask, which is vectors of as many columns.
+bool masks_columns(const Problem& problem, int vector);
+// Of shared memory, at its end, where a block's threads have those of their columns.
+std::int64_t columns_mask_bytes(const Problem& problem, const Plan& plan);
 
 // Into how many pieces the second launch of a split plan cuts a row: one for each of its blocks.
 std::int64_t split_pieces(const Problem& problem, const Plan& plan);

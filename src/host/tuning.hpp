@@ -140,9 +140,11 @@ inline constexpr int kTogetherMinBytes = 1024;
 inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
 inline constexpr int kStagedThreads = 1024;     // a multiprocessor, before blocks stage more than they must
 // Blocks of the largest size, a multiprocessor, that the compiler is to leave registers for (0: as it likes): forward,
-// masks take long to come, and what is rarely fused should not cost the threads that hide it.
-constexpr int staged_min_blocks(Direction direction, bool fused) {
-  return fused && direction == Direction::forward ? kWarpBlocks : 0;
+// masks take long to come, and what is rarely fused should not cost the threads that hide it. More than twelve items
+// need 80 registers, more than twenty 128.
+constexpr int staged_min_blocks(Direction direction, bool fused, int items) {
+  if (!fused || direction == Direction::backward) return 0;
+  return items > 20 ? 4 : items > 12 ? 6 : kWarpBlocks;
 }
 // Rows of 32 bits take a third of the instructions: sixteen small blocks, which have 74 KiB under way, keep memory
 // busiest (253 us of 512 MiB where large ones took 258); not where single rows are 2 KiB and more. There are only half
@@ -173,8 +175,8 @@ constexpr int staged_items(int items) {
 }
 
 // The most that any lane has.
-constexpr int staged_most_items(int source_bytes, Direction direction, bool fused) {
-  const int dim = staged_most_dim(source_bytes, direction, fused, false),
+constexpr int staged_most_items(int source_bytes, Direction direction, bool fused, bool more_than_mask) {
+  const int dim = staged_most_dim(source_bytes, direction, fused, more_than_mask),
             most = dim < kStagedValues ? dim : kStagedValues;
   return staged_items((most + staged_word(source_bytes) - 1) / staged_word(source_bytes));
 }
@@ -288,6 +290,12 @@ inline constexpr std::int64_t kClusterAloneBytes = 3 << 18;
 constexpr bool has_cluster_gradients(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && direction == Direction::backward && !fused;
 }
+// Forward does badly so (exponentials would be computed twice; 524 x 256000 of float32: 361 us, in registers 283):
+// there threads keep in shared memory what their registers have no room for, so that one more block finds room.
+constexpr bool clusters_may_share(int source_bytes, Direction direction, bool fused) {
+  return source_bytes < 8 && direction == Direction::forward && !fused;
+}
+inline constexpr int kSharingVectors = 8;  // in registers: the way through shared memory takes those of two more
 constexpr bool fills_badly(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
   return blocks <= 1 || (cluster == kGpc && 10 * blocks * threads < 9 * kMaxBlock);
@@ -353,6 +361,11 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsK
                                            ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 256, 4},
                                            ColumnsKernel{8, 3, 256, 4}};
 constexpr bool are_words(int vector_bytes) { return vector_bytes < kVectorBytes; }
+// Whether tiles may overlap: of 16 bits, and where something is fused, to ask which element of a vector is whose takes
+// registers that there are not.
+constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, bool fused) {
+  return are_words(vector_bytes) || (source_bytes == 4 && !fused);
+}
 // The last three are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
 // that have rows that begin alike, and of such as have all of dim, or all of several tiles.
 inline constexpr int kWordsKernel = 1, kShiftedWordsKernel = 2, kAllShiftedWordsKernel = 3, kFewShiftedWordsKernel = 4;
@@ -388,9 +401,13 @@ constexpr int columns_min_folded(Direction direction) { return direction == Dire
 // Backward, columns that could be words as well are folded where clusters are no larger, whose blocks wait for each
 // other, and states that meet are not twice as many.
 inline constexpr int kColumnsFoldedStates = 2;
-inline constexpr int kColumnWordsMinStrip = 512;  // bytes: of shorter ones, too much would overlap
-inline constexpr int kColumnsMinStrip = 64;       // bytes: shorter ones need neighbours along dim to fill sectors
-inline constexpr int kColumnsBlock = 128;         // small blocks retire and refill smoothly
+// Bytes: of shorter strips, too much would overlap, or, of 16 bits, where words need not be shifted, it would take
+// longer than tiles do (100 x 10 x 100: 3.5 us instead of 5.9; 300 x 54: 13.2 instead of 9.6).
+constexpr int column_words_min_strip(int source_bytes, bool shifted) {
+  return source_bytes == 2 && !shifted ? 192 : 512;
+}
+inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
+inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
 // up to which more threads share dim than must; of 16 bits each has as many more columns to combine
 constexpr int columns_block(int source_bytes) { return source_bytes == 2 ? 128 : 256; }
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
@@ -412,6 +429,13 @@ inline constexpr Array kColumnsShapes{
     ColumnsShape{64, 256, 16},
     ColumnsShape{kSectorBytes, 256, 16},
     ColumnsShape{kSectorBytes, 512, 16},
+};
+
+// Of rows of which some begin within a sector, so that tiles overlap by a vector: longer segments, that this be little.
+inline constexpr Array kOverlappingShapes{
+    ColumnsShape{kLineBytes, 256, 1}, ColumnsShape{kLineBytes, 256, 2},  ColumnsShape{kLineBytes, 256, 4},
+    ColumnsShape{kLineBytes, 256, 8}, ColumnsShape{kLineBytes, 256, 16}, ColumnsShape{64, 256, 16},
+    ColumnsShape{64, 512, 16},
 };
 
 // Of words, which overlap by a sector: longer segments, that this be little (256 x 512 x 511 of float32, dim 1: 178 us

@@ -30,11 +30,12 @@ Problem problem(std::int64_t outer, std::int64_t dim, std::int64_t inner, DType 
 Regime regime(const Problem& problem, int compute_capability) { return plan(problem, gpu(compute_capability)).regime; }
 
 // Of rows of `inner` vectors of so many bytes that begin `phase` into a sector, each `drift` further than the one
-// before: whether tiles that overlap by a sector write each vector once, and none a part of a sector that another has,
-// too.
+// before: whether tiles that overlap by a sector, or by a vector, write each vector once, and none a part of a sector
+// that another has, too.
 bool write_whole_sectors(int bytes, int step, int inner, int phase, int drift, int rows) {
   constexpr int kSector = tuning::kSectorBytes;
-  const int width = step + kSector / bytes, tiles = (rows * inner + step - 1) / step;
+  const int overlap = bytes < tuning::kVectorBytes ? kSector / bytes : (kSector - 1) / bytes;
+  const int width = step + overlap, tiles = (rows * inner + step - 1) / step;
   std::vector<int> writer(static_cast<std::size_t>(rows * inner), -1);
   const auto phase_of = [&](int row, int i) { return (phase + row * drift + i * bytes) % kSector; };
   for (int tile = 0; tile < tiles; ++tile)
@@ -94,8 +95,8 @@ int main() {
       }
 
   // columns that no vectors divide: words in tiles that overlap, or, where those do not fit, folded ones
-  for (const int bytes : {2, 4, 8})
-    for (const int step : {16, 48, 56, 120})
+  for (const int bytes : {2, 4, 8, 16})
+    for (const int step : {7, 15, 16, 48, 56, 120})
       for (const int inner : {1, 7, 55, 56, 131})
         for (int phase = 0; phase < tuning::kSectorBytes; phase += bytes)
           for (int drift = 0; drift < tuning::kSectorBytes; drift += bytes)
@@ -147,6 +148,17 @@ int main() {
     const Plan here = plan(rows, hopper);
     CHECK(here.regime == Regime::cluster && here.staged && here.grid / here.cluster < 18);
     CHECK(here.shared_bytes <= hopper.shared_bytes_per_block);
+    CHECK(covers(rows, here));
+  }
+
+  // forward, threads of clusters have some vectors in shared memory
+  for (const std::int64_t dim : {330000, 400001, 655361, 700000, 1300003}) {
+    const std::vector<std::int64_t> sizes{18, dim}, strides{dim, 1}, last{1};
+    const TensorView tensor{nullptr, DType::float32, 2, sizes.data(), strides.data()};
+    const Problem rows = make_problem(Operation::softmax, tensor, nullptr, tensor, last);
+    const Plan here = plan(rows, hopper);
+    CHECK(here.regime == Regime::cluster && !here.staged && here.shared_bytes > 0);
+    CHECK(here.shared_bytes <= tuning::dynamic_shared_bytes(hopper.shared_bytes_per_block * here.block / 1024));
     CHECK(covers(rows, here));
   }
 
