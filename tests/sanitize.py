@@ -16,7 +16,7 @@ import oracle
 import torch
 from torch import Tensor
 
-CLUSTERS_OF_16 = (98_400, 140_001)  # wide rows
+CLUSTERS_OF_16 = (98_400, 140_001, 330_001)  # wide rows
 
 # (shape, dim, regimes to force; None: the plan's own, [fusions, where all would take long])
 PROBLEMS: list[tuple[Any, ...]] = [
@@ -36,6 +36,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((600, 40), 0, (None,)),
     ((3, 40, 131), 1, (None,), 1),  # words of columns, whose tiles overlap
     ((2, 300, 266), 1, (None,), 1),
+    ((2, 300, 196), 1, (None,), 1),  # so do those of vectors, as rows begin within sectors
     ((6, 5, 4), (0, 2), (None,)),
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest
@@ -43,6 +44,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((9000, 257), 1, (None,), 2),  # by teams of several lanes
     ((28, CLUSTERS_OF_16[0]), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
     ((67, CLUSTERS_OF_16[1]), 1, (None,), 1),  # or that backward's next row arrives while one is computed
+    ((28, CLUSTERS_OF_16[2]), 1, (None,), 1),  # or that float32 threads have some vectors in shared memory
 ]
 # What regimes may refuse: rows of 1025 are warps' where they are of 16 bits and nothing is fused, and the two operands
 # of a row of 9000 in float64 are more than a block holds.

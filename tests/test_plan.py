@@ -180,7 +180,7 @@ def test_every_regime_can_be_forced_where_it_belongs(name: str, regime: str, sha
         ((27, 600_000), "H200", "split", 1),  # so few that two rows for each cluster are not there
         ((205, 655_360), "H200", "cluster", 16),
         ((205, 655_364), "H200", "cluster", 16),
-        ((100, 1_400_000), "H200", "online", 16),
+        ((100, 1_500_000), "H200", "online", 16),
         ((28, 10_000_000), "H200", "online", 16),
         ((27, 10_000_000), "H200", "split", 1),
         ((205, 655_364), "A100", "online", 1),
@@ -379,8 +379,14 @@ def assert_result(got: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None,
 
 
 def test_columns_are_folded_where_dim_is_worth_it() -> None:
-    """100 columns of 16 bits are no whole vectors: two elements of dim are."""
-    for dim, backward, folded in ((10, False, False), (10, True, True), (12, False, True)):
-        chosen = ndsoftmax.explain((1000, dim, 100), 1, dtype=torch.bfloat16, device="H200", backward=backward)
+    """92 columns of 16 bits are no whole vectors: two elements of dim are. 100 columns are better off as words."""
+    for dim, inner, backward, folded in (
+        (10, 92, False, False),
+        (10, 92, True, True),
+        (12, 92, False, True),
+        (10, 100, True, False),
+        (12, 100, False, False),
+    ):
+        chosen = ndsoftmax.explain((1000, dim, inner), 1, dtype=torch.bfloat16, device="H200", backward=backward)
         assert chosen.regime == "strided"
         assert (chosen.vector == 8) == folded

@@ -42,7 +42,7 @@ struct Plan {
   Regime regime = Regime::warp;
   bool staged = false;    // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors;
                           // cluster: rows stay there; strided: tiles lie there, or else threads hold columns
-  bool ragged = false;    // rows begin or end within a vector
+  bool ragged = false;    // rows begin or end within a vector; warp, staged: lanes have an element beyond their items
   bool together = false;  // rows follow each other that share a mask or a bias, so that caches have it: see
                           // rows_in_order()
   int log2_dim = 0;       // warp, not staged: of the row, rounded up to a power of two, but at most 11

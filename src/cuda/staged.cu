@@ -75,13 +75,15 @@ struct Staged {
   }
 };
 
-template <typename Operation, int kItems>
+// kTail: every lane has all of the items, and some lanes have one element beyond them; masked.
+template <typename Operation, int kItems, bool kTail>
 __device__ __forceinline__ void take_staged(const RowArguments<Operation>& arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   constexpr bool kBackward = kIsBackward<Operation>;
   constexpr int kWord = tuning::staged_word(sizeof(Source));
-  constexpr int kFull = tuning::staged_items_before(kItems);  // items that every lane has
+  constexpr int kFull = kTail ? kItems : tuning::staged_items_before(kItems);  // items that every lane has
+  constexpr int kElements = kItems * kWord;
 
   const Operation operation = arguments.fusing.operation;
   using OffsetsOf = Offsets<kOperandsOf<Operation>>;
@@ -98,7 +100,8 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
     if constexpr (Operation::kFused) offsets = offsets_in(arguments.outer, row < staged.rows ? staged.first + row : 0);
   };
   look_up(0);
-  Excluded<kItems * kWord> excluded;
+  Excluded<kElements> excluded;
+  bool tail_excluded = false;
   const std::uint8_t* excluded_at = nullptr;  // what that was read from
   if constexpr (!Operation::kMasked) staged.await();
   for (int turn = 0; turn < staged.rows; turn += teams) {
@@ -108,6 +111,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
     const int end = exists ? dim : 0;
     const int first = work::first_element(0, arguments.lanes, lane, kWord, start % kWord);  // then every step-th
     const auto inside = [&](int element) { return static_cast<unsigned>(element) < static_cast<unsigned>(end); };
+    const int tail = first + kItems * step - lane * (kWord - 1);
 
     LineIfFused<Operation, int, 1> fused;
     if constexpr (Operation::kFused) {
@@ -124,10 +128,11 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
       if (excluded_at != fused.mask() + first) {
         excluded_at = fused.mask() + first;
         excluded = fused.template excluded<kItems, kWord, kFull>(first, step, end);
+        if constexpr (kTail) tail_excluded = !fused.includes(tail);
       }
       if (turn == 0) staged.await();  // the first masks come meanwhile
     }
-    const auto element = [&](int i) { return first + i / kWord * step + i % kWord; };
+    const auto element = [&](int i) { return kTail && i == kElements ? tail : first + i / kWord * step + i % kWord; };
     if constexpr (Operation::kFused && kBackward) {
       const auto exclude = [&](int element) {
         staged.source[start + element] = narrow<Source>(operation.nothing().output);
@@ -136,16 +141,16 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
       if (fused.masks_neighbours()) {
         excluded = fused.template excluded<kItems, kWord, kFull>(first, step, end);
 #pragma unroll
-        for (int i = 0; i < kItems * kWord; ++i)
+        for (int i = 0; i < kElements; ++i)
           if (excluded[i] && inside(element(i))) exclude(element(i));
       } else {
 #pragma unroll 1
-        for (int i = 0; i < kItems * kWord; ++i)
+        for (int i = 0; i < kElements; ++i)
           if (inside(element(i)) && !fused.includes(element(i))) exclude(element(i));
       }
     }
     Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
-    typename Operation::Term terms[kItems * kWord];
+    typename Operation::Term terms[kElements + (kTail ? 1 : 0)];
     // What other teams have of a word, they may be writing.
     const auto take = [&](const Source* row, int item, Vec<Source, kWord>& word) {
       const int element = first + item * step;
@@ -172,19 +177,28 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
 #pragma unroll
     for (int item = 0; item < kItems; ++item) load(item);
 #pragma unroll
-    for (int i = 0; i < kItems * kWord; ++i) make_term(i);
+    for (int i = 0; i < kElements; ++i) make_term(i);
     const Live<Operation::kMasked ? kFull : kItems> live{arguments.live};  // where to ask takes less than to go on
     const Lanes lanes{arguments.lanes};
     typename Operation::State state;
     if constexpr (Operation::kMasked) {  // all that is not the row's is excluded
-      const auto max = Vec<Source, kWord>::largest(source) * fused.scale();
+      auto max = Vec<Source, kWord>::largest(source);
+      if constexpr (kTail) {
+        terms[kElements] = operation.nothing();
+        if (inside(tail) && !tail_excluded) terms[kElements] = widen(staged.source[start + tail]);
+        max = larger(max, terms[kElements]);
+      }
+      max = lanes.max(max * fused.scale());
 #pragma unroll
       for (auto& term : terms) term *= fused.scale();
-      state = operation.template exponentiated<kItems, kWord, kWord, true>(terms, live, lanes.max(max), lanes);
+      if constexpr (kTail)
+        state = operation.template exponentiated<1, kElements + 1, kElements + 1, true>(terms, 1, max, lanes);
+      else
+        state = operation.template exponentiated<kItems, kWord, kWord, true>(terms, live, max, lanes);
     } else {
       if constexpr (Operation::kFused && !kBackward) fused.template any_terms<kItems, kWord>(first, step, terms);
 #pragma unroll
-      for (int i = 0; i < kItems * kWord; ++i) {
+      for (int i = 0; i < kElements; ++i) {
         const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
         if (ragged && !inside(element(i))) terms[i] = operation.nothing();
       }
@@ -199,7 +213,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
 #pragma unroll
         for (int item = group; item < kItems && item < group + kTogether; ++item) load(item);
 #pragma unroll
-        for (int i = group * kWord; i < kItems * kWord && i < (group + kTogether) * kWord; ++i) make_term(i);
+        for (int i = group * kWord; i < kElements && i < (group + kTogether) * kWord; ++i) make_term(i);
       }
       Vec<Result, kWord> words[kTogether];
       operation.with_log([&](auto log) {
@@ -226,22 +240,27 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
         }
       }
     }
+    if constexpr (kTail)
+      operation.with_log([&](auto log) {
+        const auto value = narrow<Result>(finish(terms[kElements], log));
+        if (inside(tail)) staged.result[start + tail] = value;
+      });
     if constexpr (Operation::kFused)
       if (__builtin_expect(finish.taints(), 0))
 #pragma unroll 1
-        for (int i = 0; i < kItems * kWord; ++i)
+        for (int i = 0; i < kElements + (kTail ? 1 : 0); ++i)
           if (inside(element(i)) && finish.clears(fused.includes(element(i))))
             staged.result[start + element(i)] = narrow<Result>(operation.excluded());
   }
   staged.store(arguments, dim);
 }
 
-template <typename Operation, int kItems>
+template <typename Operation, int kItems, bool kTail = false>
 __global__ void __launch_bounds__(tuning::kWarpBlock,
                                   tuning::staged_min_blocks(Operation::kDirection, Operation::kFused, kItems))
     staged_rows(const RowArguments<Operation> arguments) {
   if constexpr (kHasAllKernels)
-    take_staged<Operation, kItems>(arguments);
+    take_staged<Operation, kItems, kTail>(arguments);
   else
     never_launched();
 }
@@ -300,6 +319,11 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
     using Source = typename Operation::Source;
     const auto arguments = row_arguments<Operation>(problem, plan, pointers);
     constexpr int kVector = Row<Operation, int>::kVector;
+    if constexpr (tuning::staged_may_have_tail(sizeof(Source), Operation::kMasked))
+      if (plan.ragged)
+        return visit_int<0, tuning::kStagedTailItems.size() - 1>(tuning::staged_tail(plan.items), [&](auto tail) {
+          launch_grid<staged_rows<Operation, tuning::kStagedTailItems[tail], true>>(arguments, plan, pointers, stream);
+        });
     if (plan.vector < kVector) {
       visit_items<Operation>(plan.items, [&](auto items) {
         launch_grid<staged_rows<Operation, items>>(arguments, plan, pointers, stream);

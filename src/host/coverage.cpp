@@ -81,15 +81,18 @@ void walk_staged_rows(const Problem& problem, const Plan& plan, Counts& counts) 
   const int log2_runs = std::countr_zero(static_cast<unsigned>(teams / plan.run));
   for (std::int64_t block = 0; block < plan.grid; ++block)
     for (int turn = 0; turn < plan.rows_per_block; turn += teams)
-      for (int thread = 0; thread < plan.block; ++thread)
-        for (int item = 0; item < plan.items; ++item) {
-          const int row = turn + work::staged_row(thread / plan.threads_per_row, log2_runs, plan.run);
-          const auto phase = static_cast<int>(row * problem.dim.size % plan.vector);
+      for (int thread = 0; thread < plan.block; ++thread) {
+        const int row = turn + work::staged_row(thread / plan.threads_per_row, log2_runs, plan.run);
+        const int lane = thread % plan.threads_per_row;
+        const auto phase = static_cast<int>(row * problem.dim.size % plan.vector);
+        for (int item = 0; item < plan.items; ++item)
           counts.row_elements(block * plan.rows_per_block + row,
-                              work::first_element<std::int64_t>(item, plan.threads_per_row,
-                                                                thread % plan.threads_per_row, plan.vector, phase),
+                              work::first_element<std::int64_t>(item, plan.threads_per_row, lane, plan.vector, phase),
                               plan.vector);
-        }
+        if (plan.ragged)  // an element beyond
+          counts.row_elements(block * plan.rows_per_block + row,
+                              std::int64_t{plan.items} * plan.threads_per_row * plan.vector + lane - phase, 1);
+      }
 }
 
 // A thread takes plan.items vectors at a time, which hold whole rows.

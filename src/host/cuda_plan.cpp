@@ -228,7 +228,13 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   } else {
     plan.vector = tuning::staged_word(source);
     plan.run = tuning::staged_apart(dim, plan.vector, plan.threads_per_row);
-    plan.items = static_cast<int>(divide_up(dim, plan.threads_per_row * plan.vector));
+    const int turn = plan.threads_per_row * plan.vector, all = dim / turn, left = dim % turn;  // elements of all lanes
+    plan.items = static_cast<int>(divide_up(dim, turn));
+    const bool masked = problem.fused.any && problem.direction == Direction::forward && masks_neighbours(problem);
+    // rows that begin within a word have one more beyond their whole words
+    plan.ragged = tuning::staged_may_have_tail(source, masked) && left > 0 && left + dim % 2 <= plan.threads_per_row &&
+                  tuning::staged_tail(all) < tuning::kStagedTailItems.size();
+    if (plan.ragged) plan.items = all;
     unit = std::max(plan.block / plan.threads_per_row, tuning::rows_of_whole_vectors(dim, std::min(source, result)));
     plan.why = dim % rows.vector == 0
                    ? "rows that would leave lanes idle as vectors: a run of them, through shared memory"

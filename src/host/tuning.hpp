@@ -181,6 +181,17 @@ constexpr int staged_most_items(int source_bytes, Direction direction, bool fuse
   return staged_items((most + staged_word(source_bytes) - 1) / staged_word(source_bytes));
 }
 
+// Masked rows of 16 bits, which have no instructions to spare: where all lanes have so many words, and no more is left
+// of a row than an element for each, that is not worth another item (128 x 6 x 257 x 257: 62 us with one).
+inline constexpr Array kStagedTailItems{8, 12, 16};
+constexpr bool staged_may_have_tail(int source_bytes, bool masked) { return source_bytes == 2 && masked; }
+// Which of them; their number, where it is none.
+constexpr int staged_tail(int items) {
+  int tail = 0;
+  while (tail < kStagedTailItems.size() && kStagedTailItems[tail] != items) ++tail;
+  return tail;
+}
+
 // The largest number that is rounded up to less than `items`.
 constexpr int staged_items_before(int items) {
   int before = items - 1;
@@ -295,7 +306,7 @@ constexpr bool has_cluster_gradients(int source_bytes, Direction direction, bool
 constexpr bool clusters_may_share(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && direction == Direction::forward && !fused;
 }
-inline constexpr int kSharingVectors = 8;  // in registers: the way through shared memory takes those of two more
+inline constexpr int kSharingVectors = 7;  // in registers: the way through shared memory takes those of three more
 constexpr bool fills_badly(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
   return blocks <= 1 || (cluster == kGpc && 10 * blocks * threads < 9 * kMaxBlock);
