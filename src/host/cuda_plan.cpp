@@ -379,17 +379,17 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
   return {};
 }
 
-// Clusters of the largest size whose threads have more vectors than registers for them, the rest in shared memory: two
-// blocks on a multiprocessor, where there is room, or one. Registers alone would take so many threads a block.
+// Clusters of the largest size whose threads have more vectors than registers for them, the rest in shared memory.
+// Registers alone would take so many threads a block.
 std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& rows, const Device& device,
                                           const tuning::Architecture& architecture, std::int64_t threads_held) {
   if (!tuning::clusters_may_share(size_of(problem.source), problem.direction, problem.fused.any)) return {};
-  if (2 * threads_held <= tuning::kMaxBlock) return {};
-  for (const int blocks : {2, 1}) {
-    const int threads = tuning::kMaxBlock / blocks / kWarp * kWarp;
+  for (const tuning::SharingShape& shape : tuning::kSharingShapes) {
+    if (shape.blocks <= tuning::kMaxBlock / threads_held || threads_held > shape.most_held) continue;
+    const int threads = tuning::kMaxBlock / shape.blocks / kWarp * kWarp;
     Plan plan = row_plan(Regime::cluster, rows, std::int64_t{threads} * architecture.max_cluster);
-    const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / blocks);
-    plan.shared_bytes = (plan.items - tuning::kSharingVectors) * threads * tuning::kVectorBytes;
+    const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / shape.blocks);
+    plan.shared_bytes = (plan.items - shape.vectors) * threads * tuning::kVectorBytes;
     if (plan.shared_bytes <= 0 || plan.shared_bytes > room) continue;
     plan.block = threads;
     plan.cluster = architecture.max_cluster;
@@ -998,6 +998,8 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 }
 
 }  // namespace
+
+int held_vectors(const Plan& plan) { return plan.items - plan.shared_bytes / (plan.block * tuning::kVectorBytes); }
 
 Axis rows_in_order(const Problem& problem, const Plan& plan) {
   Axis rows = problem.outer;

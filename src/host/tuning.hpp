@@ -9,6 +9,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 
 #include "ndsoftmax/types.hpp"
 
@@ -306,7 +307,17 @@ constexpr bool has_cluster_gradients(int source_bytes, Direction direction, bool
 constexpr bool clusters_may_share(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && direction == Direction::forward && !fused;
 }
-inline constexpr int kSharingVectors = 7;  // in registers: the way through shared memory takes those of three more
+// Blocks on a multiprocessor, vectors that a thread has in registers, and threads of a block that held all of them
+// there at most: the first that has room is taken, if it lets more blocks in. The way through shared memory takes
+// registers of its own. (512 MiB of float32: rows of 210000 288 us by three blocks, 302 in registers, of 256000 288,
+// 286; of 400000 290 by two with seven vectors, 316 with eight, 344 with ten; of 1048576, whose blocks are alone, 442,
+// 414 and 445.)
+struct SharingShape {
+  int blocks, vectors, most_held;
+};
+inline constexpr int kAnyThreads = std::numeric_limits<int>::max();
+inline constexpr Array kSharingShapes{SharingShape{3, 7, 384}, SharingShape{2, 7, kAnyThreads},
+                                      SharingShape{2, 8, kAnyThreads}, SharingShape{1, 8, kAnyThreads}};
 constexpr bool fills_badly(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
   return blocks <= 1 || (cluster == kGpc && 10 * blocks * threads < 9 * kMaxBlock);
