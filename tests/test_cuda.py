@@ -104,6 +104,7 @@ def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, d
     if ndsoftmax._C.device("cuda").compute_capability == 90 and dtype != torch.float64:
         chosen = ndsoftmax.explain(x, log=log)
         assert (chosen.regime, chosen.staged, chosen.shared_bytes > 0) == ("cluster", False, True)
+    x[0, -3], x[1, -7], x[2, -1], x[3, -2] = 40, torch.inf, torch.nan, -torch.inf  # in shared memory
     assert_forward((ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x), x, 1, log=log)
 
 

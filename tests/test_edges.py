@@ -86,6 +86,31 @@ def test_a_call_does_not_take_the_plan_of_another(device: str) -> None:
         check(other)
 
 
+def test_a_gradient_does_not_take_the_plan_of_another(device: str) -> None:
+    """Whose layout, or whose result's dtype, differs alone."""
+    output = torch.randn(6, 8, 20, device=device).softmax(1)
+    dense = torch.randn(6, 8, 20, device=device)
+    grads = {"dense": dense, "expanded": dense[:1].expand(6, 8, 20), "turned": dense.mT.contiguous().mT}
+    for one, other in itertools.permutations(itertools.product(grads, (torch.float32, torch.float16)), 2):
+        for name, dtype in (one, other):
+            grad = grads[name]
+            got = ndsoftmax.ops.softmax_backward(grad, output, 1, dtype)
+            expected = output * (grad - (grad * output).sum(1, keepdim=True))
+            assert torch.allclose(got.float(), expected, atol=1e-6 if dtype == torch.float32 else 1e-3)
+
+
+def test_the_newest_plan_is_not_taken_where_another_regime_is_forced(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(3, 40, 2, device=device)
+    ndsoftmax.softmax(x, 1)
+    monkeypatch.setenv("NDSOFTMAX_REGIME", "warp")
+    with pytest.raises(ValueError, match="the warp regime cannot take"):
+        ndsoftmax.softmax(x, 1)
+    monkeypatch.delenv("NDSOFTMAX_REGIME")
+    assert torch.allclose(ndsoftmax.softmax(x, 1), x.softmax(1))
+
+
 @FUNCTIONS
 @pytest.mark.parametrize("dim", [2, -3, (0, 2), (-3, 1)])
 def test_dim_out_of_range_in_torchs_words(device: str, function: Any, dim: Any) -> None:

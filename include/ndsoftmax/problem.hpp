@@ -98,6 +98,14 @@ struct Problem {
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
+// What a Problem takes of addresses: that of a tensor modulo 16 (bytes), and whether two are the same.
+inline int misalignment_of(const TensorView* tensor) {
+  return tensor ? static_cast<int>(reinterpret_cast<std::uintptr_t>(tensor->data) % 16) : 0;
+}
+inline bool is_in_place(const TensorView& source, const TensorView* grad, const TensorView& result) {
+  return result.data && (result.data == source.data || (grad && result.data == grad->data));
+}
+
 // Splits tensors of equal shape into outer × dim × inner. `dims` may be negative and in any order.
 // `grad` is null for forward. Throws std::out_of_range for a dim out of range, std::runtime_error for a repeated
 // dim, operands of different shapes or that do not broadcast, dtypes that do not go together or more than kMaxGroups

@@ -113,6 +113,8 @@ class Explanation:
             lines["work"] = f"{_count(self.grid, 'task')}, vectors of {self.vector}"
         else:
             place = _count(self.registers, "register") if self.registers else "shared memory"
+            if self.regime == "cluster" and self.registers and self.shared_bytes > 0:
+                place += ", or in shared memory"
             lines["thread"] = (
                 f"{self.items} × {self.vector} elements of a {each} in {place}, "
                 f"{_count(self.threads_per_row, 'thread')} a {each}"

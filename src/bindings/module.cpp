@@ -255,7 +255,7 @@ int threads_for(const DLTensor& source) {
 bool are_plain(py::handle a, py::handle b) {
   const Torch& torch = Torch::get();
   const bool transformed = torch.transforms();
-  return torch.at_rest() && !torch.autocasts() && !torch.is_meta(a) && ordinary(a, transformed) &&
+  return torch.is_tensor(a) && torch.at_rest() && !torch.autocasts() && !torch.is_meta(a) && ordinary(a, transformed) &&
          ordinary(b, transformed) && !torch.needs_grad(a) && !torch.needs_grad(b);
 }
 

@@ -13,6 +13,7 @@ namespace {
 template <typename Operation, bool kRaw>
 class SharedVectors {
  public:
+  static_assert(kRaw || sizeof(typename Operation::Source) == 4);  // has exponentials in the place of elements
   using RowOf = Row<Operation, int>;
   using Source = typename Operation::Source;
   using State = typename Operation::State;

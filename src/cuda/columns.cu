@@ -1,7 +1,7 @@
 // Strided regime, columns held in registers. A thread has one vector of neighbouring columns, 16 bytes that move at
 // once, and of them every along'th element of dim, which it loads straight from memory, all before it uses the first.
-// What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go through, no
-// index and no predicate per element, and a step along dim is one addition.
+// What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go through (but
+// for masks of columns), no index and no predicate per element, and a step along dim is one addition.
 //
 // `run` neighbouring lanes read neighbouring vectors, the threads along dim come next: small dims need one, larger ones
 // lanes of a warp, whose states meet by shuffles, then warps, then blocks of a cluster. Each element is read once and
@@ -13,9 +13,9 @@
 // begin within sectors, tiles overlap, and write whole ones (work::writes_sector()).
 //
 // Columns that no vectors divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
-// what bounds them is instructions. Rows of 16 bits
-// may begin within a word: there, words are shifted by a column, so that all that is loaded and stored are words. A
-// thread has rows that begin alike; states of the same column meet as those of other threads along dim do.
+// what bounds them is instructions. Rows of 16 bits may begin within a word: there, words are shifted by a column, so
+// that all that is loaded and stored are words. A thread has rows that begin alike; states of the same column meet as
+// those of other threads along dim do.
 //
 // Other such columns are folded, where dim times the columns is one run of memory that vectors do divide: as many
 // elements of dim as fill whole vectors count as one, of as many times the columns, and states of the same column meet
@@ -51,7 +51,8 @@ struct ColumnsArguments {
   int step;  // of tiles, in vectors of columns; fewer than a block has: they overlap, and write whole sectors
   int lead;  // vectors of the first tile before the first of all
   int strip_columns;
-  int masks;  // where in shared memory they are, in bytes
+  bool masks_columns;  // all that is fused is a scale and a mask, which is vectors as columns are
+  int masks;           // where in shared memory they are, in bytes
   Fusing<Operation> fusing;
 };
 
@@ -320,8 +321,8 @@ class HeldColumns {
     });
   }
 
-  // Where Fusing::masks_vectors: copies the mask's vectors, the first and each other one a `step` further, to `slots`,
-  // which are `apart`. Each thread finds its own again.
+  // Where masks are vectors as columns are: copies the mask's, the first and each other one a `step` further, to
+  // `slots`, which are `apart`. Each thread finds its own again.
   __device__ __forceinline__ void copy_masks(const std::uint8_t* mask, std::int64_t step, unsigned char* slots,
                                              int apart) const {
     each([&](int first) {
@@ -563,7 +564,7 @@ struct Place {
           fusing.mask + outer * arguments.outer_stride[kMask] + row * arguments.dim_stride[kMask];
       if (fusing.masks_evenly)  // what they exclude is not loaded
         missing = held.excluded_evenly(mask, steps(kMask), fusing.mask_flip == 0);
-      if (fusing.masks_vectors)
+      if (arguments.masks_columns)
         held.copy_masks(mask + static_cast<std::int64_t>(inner) * kVector, steps(kMask), masks(turn), masks_apart());
     }
     int there = is_column(kVector - 1);
@@ -578,7 +579,7 @@ struct Place {
       const auto& fusing = arguments.fusing;
       if (fusing.masks_evenly) {
         held.scale_evenly(fusing.scale, missing, scale_left(fusing));
-      } else if (fusing.masks_vectors) {
+      } else if (arguments.masks_columns) {
         await_copies();
         held.apply_masks(masks(turn), masks_apart(), fusing);
       } else
@@ -590,8 +591,9 @@ struct Place {
     using Result = typename Operation::Result;
     if (!exists) return;
     Result* const result = arguments.result + offset(kResult);
-    constexpr bool kMayOverlap = tuning::columns_may_overlap(kVector * sizeof(typename Operation::Source),
-                                                             sizeof(typename Operation::Source), Operation::kFused);
+    constexpr bool kMayOverlap =
+        tuning::columns_may_overlap(kVector * sizeof(typename Operation::Source), sizeof(typename Operation::Source),
+                                    sizeof(Result), Operation::kFused);
     if (!kMayOverlap || (!kWords<Operation, kVector> && arguments.step == arguments.width))
       held.store(finish, result, step(kResult), [] { return true; }, true, true);
     else if (is_column(0) && is_column(kVector - 1))
@@ -774,7 +776,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.lead = layout.lead;
     arguments.strip_columns = static_cast<int>(problem.inner.size);
     arguments.masks = plan.shared_bytes - static_cast<int>(columns_mask_bytes(problem, plan));
-    if constexpr (Operation::kFused) arguments.fusing.masks_vectors = masks_columns(problem, plan.vector);
+    arguments.masks_columns = masks_columns(problem, plan.vector);
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);

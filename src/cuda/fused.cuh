@@ -26,8 +26,8 @@ struct Fusing<Operation, true> {
   int mask_step, bias_step;             // from a neighbour to the next; 0: all have one
   bool cut;                             // lines may end before what a thread has of them
   bool masks_evenly;                    // all that is fused is a scale and a mask, of which neighbours have the same
-  bool masks_neighbours;                // all that is fused is a positive scale and a mask, of neighbours
-  bool masks_vectors;                   // the same, and rows and masks are vectors
+  bool masks_neighbours;                // all that is fused is a mask, of neighbours, and a scale, forward positive
+  bool masks_vectors;                   // the same, the scale is positive, and rows and masks are vectors
   bool biases_vectors;                  // all that is fused is a scale and a bias, of the source's type, as vectors
   bool bias_is_real;                    // or else of the source's type
   bool causal;

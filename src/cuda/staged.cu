@@ -3,8 +3,8 @@
 // the block copies those out as one run. Rows smaller than a vector are taken from there as the vectors that hold some.
 // Memory, which sees whole vectors only, is the bound while an element takes less than its share of instructions: 32 of
 // a lane for one of 16 bits on an H200. So nothing loads or branches element by element: 14 to 16 are left. But masks
-// and biases are not staged: each element's is read from where it lies. Masks alone stay in registers from one row to
-// the next, where both have the same.
+// and biases are not staged: each element's is read from where it lies. Forward, masks alone stay in registers from
+// one row to the next, where both have the same.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 

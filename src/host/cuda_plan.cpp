@@ -389,8 +389,9 @@ std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& ro
     const int threads = tuning::kMaxBlock / shape.blocks / kWarp * kWarp;
     Plan plan = row_plan(Regime::cluster, rows, std::int64_t{threads} * architecture.max_cluster);
     const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / shape.blocks);
-    plan.shared_bytes = (plan.items - shape.vectors) * threads * tuning::kVectorBytes;
-    if (plan.shared_bytes <= 0 || plan.shared_bytes > room) continue;
+    const std::int64_t shared = std::int64_t{plan.items - shape.vectors} * threads * tuning::kVectorBytes;
+    if (shared <= 0 || shared > room) continue;
+    plan.shared_bytes = static_cast<int>(shared);
     plan.block = threads;
     plan.cluster = architecture.max_cluster;
     plan.grid = rows.count * plan.cluster;
@@ -433,7 +434,7 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
       threads = more;
     }
   }
-  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than the registers of a cluster"};
+  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than a cluster holds"};
   Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
   plan.block = static_cast<int>(threads);
   plan.cluster = cluster;
@@ -629,7 +630,7 @@ bool words_shift(const Problem& problem, const Plan& plan) {
 // Whether some rows of a result begin within a sector, and kernels can tell which of its vectors a tile is to write.
 bool begin_within_sectors(const Problem& problem, const Plan& plan) {
   const int source = size_of(problem.source), result = size_of(problem.result);
-  if (!tuning::columns_may_overlap(plan.vector * source, source, problem.fused.any)) return false;
+  if (!tuning::columns_may_overlap(plan.vector * source, source, result, problem.fused.any)) return false;
   const auto begins_on_sectors = [&](const Axis& axis) {
     return axis.rank == 0 || axis.groups[0].stride[kResult] * result % tuning::kSectorBytes == 0;
   };
@@ -737,7 +738,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     width = width_now();
     return true;
   };
-  if (shifted && strip * vector * bytes <= tuning::column_words_min_strip(bytes, shifted)) {
+  if (shifted && strip * vector * bytes <= tuning::column_words_min_strip(bytes, true)) {
     if (strip < kWarp || !whole()) return {};
   } else if (shifted && problem.in_place) {
     return {};
@@ -1009,11 +1010,12 @@ Axis rows_in_order(const Problem& problem, const Plan& plan) {
 }
 
 bool masks_neighbours(const Problem& problem) {
-  return problem.fused.only_mask() && scales_nothing(problem.fused) && problem.dim.groups[0].stride[kMask] == 1;
+  return problem.fused.only_mask() && problem.dim.groups[0].stride[kMask] == 1 &&
+         (problem.direction == Direction::backward || scales_nothing(problem.fused));
 }
 
 bool masks_vectors(const Problem& problem) {
-  return masks_neighbours(problem) && is_vectors_beside_rows(problem, kMask, 1);
+  return masks_neighbours(problem) && scales_nothing(problem.fused) && is_vectors_beside_rows(problem, kMask, 1);
 }
 
 bool masks_columns(const Problem& problem, int vector) {
@@ -1058,7 +1060,8 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   layout.kernel = columns_kernel(problem, plan, layout.fold, layout.shift > 0);
   layout.turns = tuning::columns_kernel(plan.vector * size_of(problem.source), layout.kernel).turns;
   layout.width = plan.rows_per_block / plan.vector / layout.turns;
-  const int overlap = plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
+  int overlap = plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
+  if (!holds_words(problem, plan) && tuning::kOverlapPart * overlap > layout.width) overlap = 0;
   layout.lead = overlap > 0 ? layout.shift : 0;  // whole strips need no other words, nor do rows that begin alike
   layout.step = layout.width - overlap - layout.lead;
   return layout;

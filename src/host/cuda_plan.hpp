@@ -46,9 +46,9 @@ int held_vectors(const Plan& plan);
 // masks and biases.
 Axis rows_in_order(const Problem& problem, const Plan& plan);
 
-// Whether all that is fused is a positive scale and a mask, of neighbours.
+// Whether all that is fused is a mask, of neighbours, and a scale, forward a positive one.
 bool masks_neighbours(const Problem& problem);
-// Whether the vectors of rows have vectors of the mask, too.
+// Whether the scale is positive in any case, and the vectors of rows have vectors of the mask, too.
 bool masks_vectors(const Problem& problem);
 // Whether it is a scale and a bias of the source's type, as vectors.
 bool biases_vectors(const Problem& problem);

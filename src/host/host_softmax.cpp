@@ -45,8 +45,9 @@ void run(const Call& call, const Addresses& addresses) {
   }
   const PlannedCall& kept = planned(call);
   if (kept.chosen.workspace_bytes == 0) return run(kept.problem, kept.chosen, addresses, call.execution);
-  const PlannedCall copy = kept;  // what allocates the workspace may run anything, also another call
-  run(copy.problem, copy.chosen, addresses, call.execution);
+  const Problem problem = kept.problem;  // what allocates the workspace may run anything, also another call
+  const Plan chosen = kept.chosen;
+  run(problem, chosen, addresses, call.execution);
 }
 
 }  // namespace

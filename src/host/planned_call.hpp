@@ -24,7 +24,7 @@ struct Call {
   Problem problem() const { return make_problem(operation, source, grad, result, dims, fusion); }
   Plan planned(const Problem& problem) const { return plan(problem, execution.device, execution.forced); }
 
-  bool in_place() const { return result.data && (result.data == source.data || (grad && result.data == grad->data)); }
+  bool in_place() const { return is_in_place(source, grad, result); }
   // What is fused lies anywhere, and is not compared.
   bool may_be_kept() const {
     const bool fuses =
@@ -37,25 +37,21 @@ struct Call {
 class Layout {
  public:
   explicit Layout(const TensorView& tensor)
-      : dtype_(tensor.dtype), rank_(tensor.rank), misalignment_(misalignment_of(tensor)) {
+      : dtype_(tensor.dtype), rank_(tensor.rank), misalignment_(misalignment_of(&tensor)) {
     std::copy_n(tensor.sizes, rank_, sizes_.begin());
     std::copy_n(tensor.strides, rank_, strides_.begin());
   }
 
   bool is_of(const TensorView& tensor) const {
-    return dtype_ == tensor.dtype && rank_ == tensor.rank && misalignment_ == misalignment_of(tensor) &&
+    return dtype_ == tensor.dtype && rank_ == tensor.rank && misalignment_ == misalignment_of(&tensor) &&
            std::equal(tensor.sizes, tensor.sizes + rank_, sizes_.begin()) &&
            std::equal(tensor.strides, tensor.strides + rank_, strides_.begin());
   }
 
  private:
-  static std::uintptr_t misalignment_of(const TensorView& tensor) {
-    return reinterpret_cast<std::uintptr_t>(tensor.data) % 16;
-  }
-
   DType dtype_;
   int rank_;
-  std::uintptr_t misalignment_;
+  int misalignment_;
   Array<std::int64_t, kMaxGroups> sizes_, strides_;  // of which `rank_` are set
 };
 

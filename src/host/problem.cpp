@@ -32,10 +32,6 @@ void append(Axis& axis, const Group& group, const char* name) {
   axis.groups[axis.rank++] = group;
 }
 
-int misalignment_of(const TensorView* tensor) {
-  return tensor ? static_cast<int>(reinterpret_cast<std::uintptr_t>(tensor->data) % 16) : 0;
-}
-
 DimSet softmax_dims(std::span<const std::int64_t> dims, int rank) {
   const std::int64_t range = std::max(rank, 1);  // a 0-d tensor is one element along dim 0 or -1
   DimSet chosen;
@@ -147,7 +143,7 @@ Problem make_problem(Operation operation, const TensorView& source, const Tensor
   const TensorView* const bias = problem.fused.bias ? fusion.bias : nullptr;
   problem.misalignment = {misalignment_of(&source), misalignment_of(grad), misalignment_of(&result),
                           misalignment_of(fusion.mask), misalignment_of(bias)};
-  problem.in_place = result.data && (result.data == source.data || (grad && result.data == grad->data));
+  problem.in_place = is_in_place(source, grad, result);
 
   const auto is_softmax = [&](int d) { return chosen[static_cast<std::size_t>(d)]; };
   const auto group_of = [&](int d) {

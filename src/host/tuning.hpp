@@ -383,11 +383,12 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsK
                                            ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 256, 4},
                                            ColumnsKernel{8, 3, 256, 4}};
 constexpr bool are_words(int vector_bytes) { return vector_bytes < kVectorBytes; }
-// Whether tiles may overlap: of 16 bits, and where something is fused, to ask which element of a vector is whose takes
-// registers that there are not.
-constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, bool fused) {
-  return are_words(vector_bytes) || (source_bytes == 4 && !fused);
+// Whether tiles may overlap: where something is fused, and of 16 bits, to ask which vector is whose takes registers
+// that there are not, and results of 16 bits would overlap by three.
+constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
+  return are_words(vector_bytes) || (source_bytes == 4 && result_bytes == 4 && !fused);
 }
+inline constexpr int kOverlapPart = 8;  // of the vectors that a tile has, at most
 // The last three are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
 // that have rows that begin alike, and of such as have all of dim, or all of several tiles.
 inline constexpr int kWordsKernel = 1, kShiftedWordsKernel = 2, kAllShiftedWordsKernel = 3, kFewShiftedWordsKernel = 4;

@@ -221,6 +221,10 @@ int main() {
                                           {{2, 3, 2048}, {}, {2}}, {{30, 2, 257}, {}, {2}}, {{2, 2, 9000}, {}, {2}}};
   CHECK(testing::run(masked, {device}, 25, launch)["total"] > 100);
   CHECK(testing::run({{{24, 8192}, {}, {1}}}, {device}, 5, launch)["total"] > 3);
+  // so many rows that those who have masks in registers have several, with other masks or the same
+  const std::vector<testing::Case> turns{
+      {{600, 257}, {}, {1}}, {{5, 120, 257}, {}, {2}}, {{2100, 33}, {}, {1}}, {{3, 170, 198}, {}, {2}}};
+  CHECK(testing::run(turns, {small}, 5, launch)["warp, fused"] > 10);
   CHECK_EQUAL(cuda::kernels_compiled(), 891);  // more of them take longer to compile: is it worth it?
   return summary();
 }
