@@ -5,6 +5,10 @@
 
 #if !defined(__CUDACC__)
 #include <cooperative_groups.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #endif
 #include <cuda_runtime.h>
 
@@ -190,7 +194,11 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 
 template <int kBytes>
 inline void copy_async(void* to, const void* from) {
-  std::memcpy(__builtin_assume_aligned(to, kBytes), __builtin_assume_aligned(from, kBytes), kBytes);
+  if ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % kBytes != 0) {
+    std::fprintf(stderr, "copy_async: %p and %p must be aligned to %d bytes\n", to, from, kBytes);
+    std::abort();  // as a GPU would
+  }
+  std::memcpy(to, from, kBytes);
 }
 inline void await_copies() {}
 
