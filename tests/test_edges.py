@@ -105,7 +105,7 @@ def test_the_newest_plan_is_not_taken_where_another_regime_is_forced(
     x = torch.randn(3, 40, 2, device=device)
     ndsoftmax.softmax(x, 1)
     monkeypatch.setenv("NDSOFTMAX_REGIME", "warp")
-    with pytest.raises(ValueError, match="the warp regime cannot take"):
+    with pytest.raises(ValueError, match="warp"):
         ndsoftmax.softmax(x, 1)
     monkeypatch.delenv("NDSOFTMAX_REGIME")
     assert torch.allclose(ndsoftmax.softmax(x, 1), x.softmax(1))
