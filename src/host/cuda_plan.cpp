@@ -230,7 +230,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
     plan.run = tuning::staged_apart(dim, plan.vector, plan.threads_per_row);
     const int turn = plan.threads_per_row * plan.vector, all = dim / turn, left = dim % turn;  // elements of all lanes
     plan.items = static_cast<int>(divide_up(dim, turn));
-    const bool masked = problem.fused.any && problem.direction == Direction::forward && masks_neighbours(problem);
+    const bool masked = problem.direction == Direction::forward && masks_neighbours(problem);
     // rows that begin within a word have one more beyond their whole words
     plan.ragged = tuning::staged_may_have_tail(source, masked) && left > 0 && left + dim % 2 <= plan.threads_per_row &&
                   tuning::staged_tail(all) < tuning::kStagedTailItems.size();
@@ -379,6 +379,15 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
   return {};
 }
 
+// A row a cluster, of so many blocks of so many threads.
+Plan cluster_plan(const Rows& rows, std::int64_t threads, int cluster) {
+  Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
+  plan.block = static_cast<int>(threads);
+  plan.cluster = cluster;
+  plan.grid = rows.count * cluster;
+  return plan;
+}
+
 // Clusters of the largest size whose threads have more vectors than registers for them, the rest in shared memory.
 // Registers alone would take so many threads a block.
 std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& rows, const Device& device,
@@ -387,14 +396,11 @@ std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& ro
   for (const tuning::SharingShape& shape : tuning::kSharingShapes) {
     if (shape.blocks <= tuning::kMaxBlock / threads_held || threads_held > shape.most_held) continue;
     const int threads = tuning::kMaxBlock / shape.blocks / kWarp * kWarp;
-    Plan plan = row_plan(Regime::cluster, rows, std::int64_t{threads} * architecture.max_cluster);
+    Plan plan = cluster_plan(rows, threads, architecture.max_cluster);
     const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / shape.blocks);
     const std::int64_t shared = std::int64_t{plan.items - shape.vectors} * threads * tuning::kVectorBytes;
     if (shared <= 0 || shared > room) continue;
     plan.shared_bytes = static_cast<int>(shared);
-    plan.block = threads;
-    plan.cluster = architecture.max_cluster;
-    plan.grid = rows.count * plan.cluster;
     plan.why = "a row fits in the registers and the shared memory of a cluster of blocks";
     return plan;
   }
@@ -435,10 +441,7 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
     }
   }
   if (threads > tuning::kMaxBlock) return {{}, "a row is wider than a cluster holds"};
-  Plan plan = row_plan(Regime::cluster, rows, threads * cluster);
-  plan.block = static_cast<int>(threads);
-  plan.cluster = cluster;
-  plan.grid = rows.count * cluster;
+  Plan plan = cluster_plan(rows, threads, cluster);
   plan.why = "a row fits in the registers of a cluster of blocks, small enough to overlap loading and storing";
   return {plan};
 }
