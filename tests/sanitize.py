@@ -44,11 +44,11 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((9000, 257), 1, (None,), 2),  # by teams of several lanes
     ((28, CLUSTERS_OF_16[0]), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
     ((67, CLUSTERS_OF_16[1]), 1, (None,), 1),  # or that backward's next row arrives while one is computed
-    ((28, CLUSTERS_OF_16[2]), 1, (None,), 1),  # or that float32 threads have some vectors in shared memory
+    ((2, CLUSTERS_OF_16[2]), 1, ("cluster",), 1),  # or that float32 threads have some vectors in shared memory
 ]
 # What regimes may refuse: rows of 1025 are warps' where they are of 16 bits and nothing is fused, and the two operands
-# of a row of 9000 in float64 are more than a block holds.
-MAY_BE_REFUSED = {((3, 1025), "warp"), ((2, 9000), "block")}
+# of a row of 9000 in float64 are more than a block holds, as is one of 330001 for a cluster.
+MAY_BE_REFUSED = {((3, 1025), "warp"), ((2, 9000), "block"), ((2, CLUSTERS_OF_16[2]), "cluster")}
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float64, None)]
 
 
