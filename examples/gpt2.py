@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import statistics
 import time
 
 import ndsoftmax
@@ -18,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def train(device: str, steps: int, context: int) -> tuple[list[float], float]:
-    """Return the loss of every step, and the seconds a step took once warm."""
+    """Return the loss of every step, and the seconds a step took, the median of those after the first."""
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=1000,
@@ -33,16 +34,16 @@ def train(device: str, steps: int, context: int) -> tuple[list[float], float]:
     model = GPT2LMHeadModel(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(config.vocab_size, (4, context), device=device)
-    losses, start = [], 0.0
-    for step in range(steps):
-        if step == 1:  # the first step warms up
-            start = time.perf_counter()
+    losses, seconds = [], []
+    for _ in range(steps):
+        start = time.perf_counter()
         loss = model(tokens, labels=tokens).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())  # waits for the device
-    return losses, (time.perf_counter() - start) / (steps - 1)
+        seconds.append(time.perf_counter() - start)
+    return losses, statistics.median(seconds[1:] or seconds)
 
 
 def main() -> None:
