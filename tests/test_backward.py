@@ -162,6 +162,7 @@ def test_operator_says_what_is_wrong(device: str, log: bool) -> None:
         ((x, x, 2), IndexError, "Dimension out of range"),
         ((x, x, 1.0), TypeError, "dim must be an int"),
         ((x, x, -1, torch.float64), TypeError, "input_dtype"),
+        ((x, x, -1, "float32"), TypeError, "input_dtype must be a torch.dtype, but got 'float32'"),
         ((half, half, -1, torch.float32), TypeError, "input_dtype"),
     ]
     for arguments, error, words in wrong:

@@ -254,6 +254,17 @@ def test_out_may_not_overlap(device: str, function: Any, case: str) -> None:
 
 
 @FUNCTIONS
+@pytest.mark.parametrize("case", overlapping("cpu"))
+def test_a_profiler_lets_out_overlap_no_more(device: str, function: Any, case: str) -> None:
+    x, out = overlapping(device)[case]
+    with torch.autograd.profiler.profile():
+        assert_refused(function, x, out, "overlap")
+        memory = torch.zeros(24, device=device)
+        with pytest.raises(RuntimeError, match="overlap bias"):
+            function(torch.zeros(4, 6, device=device), 0, bias=memory[:6], out=memory.view(4, 6))
+
+
+@FUNCTIONS
 def test_an_out_apart_from_the_input_or_the_input_is_plain(device: str, function: Any) -> None:
     memory = torch.zeros(24, device=device)
     a, b = memory[:12].view(3, 4), memory[12:].view(3, 4)

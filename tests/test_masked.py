@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -17,6 +18,7 @@ from ndsoftmax._masked import as_masking
 from oracle import assert_close, assert_within
 from strategies import FLOATS, HALVES, Layout, dims, dtypes, layouts, numbers, seeds
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
 
@@ -405,6 +407,21 @@ def test_transforms(device: str, log: bool) -> None:
     torch.testing.assert_close(torch.func.hessian(loss)(x), torch.func.hessian(reference)(x))
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_operators_see_one_of_a_batch(log: bool) -> None:
+    operator = torch.ops.ndsoftmax.masked_log_softmax if log else torch.ops.ndsoftmax.masked_softmax
+    backward = torch.ops.ndsoftmax.masked_log_softmax_backward if log else torch.ops.ndsoftmax.masked_softmax_backward
+    x, mask = torch.zeros(3, 4), torch.tensor([[True], [False], [False]])
+    with pytest.raises(ValueError, match="causal needs an input of two dimensions"):
+        torch.vmap(lambda x: operator(x, None, None, [0], causal="upper_left"))(x)
+    with pytest.raises(RuntimeError, match="mask must broadcast"):
+        torch.vmap(lambda x: operator(x, mask, None, [0]))(x)
+    with pytest.raises(RuntimeError, match="mask must broadcast"):
+        torch.vmap(lambda x: backward(x, x, mask, [0]))(x)
+    none = torch.vmap(lambda x, mask: operator(x, mask, None, [0]), (0, 1))(x[:0], torch.zeros(4, 0, dtype=torch.bool))
+    assert none.shape == (0, 4)
+
+
 def test_fake_and_meta_tensors() -> None:
     x = torch.empty(3, 4, 5, dtype=torch.bfloat16, device="meta")
     mask = torch.empty(4, 1, dtype=torch.bool, device="meta")
@@ -418,6 +435,18 @@ def test_numpy() -> None:
     y = ndsoftmax.softmax(x, where=numpy.array([True, True, False, False]))
     assert isinstance(y, numpy.ndarray)
     assert (y == numpy.array([0.5, 0.5, 0, 0], dtype=numpy.float32)).all()
+
+
+def test_enabled_torchs_masked_softmax_refuses_and_lays_out_as_it_does() -> None:
+    x, mask = torch.randn(2, 3, 4, 4).transpose(2, 3), torch.rand(2, 3, 4, 4) < 0.5
+    strides = torch._masked_softmax(x, mask, 3, 2).stride()  # (the numbers of torch 2.13 are another input's)
+    with ndsoftmax.enable():
+        got = torch._masked_softmax(x, mask, 3, 2)
+        for mask_type, shape in ((0, (4, 6)), (1, (2, 6))):
+            with pytest.raises(RuntimeError, match="mask shape should be"):
+                torch._masked_softmax(torch.randn(2, 3, 4, 6), torch.zeros(shape, dtype=torch.bool), 3, mask_type)
+    assert got.stride() == strides
+    torch.testing.assert_close(got, x.masked_fill(mask, -torch.inf).softmax(3), equal_nan=True)
 
 
 @pytest.mark.parametrize("mask_type", [None, 0, 1, 2])
@@ -533,6 +562,27 @@ def test_the_gradient_of_a_wide_bias_is_added_up_wide(device: str, dtype: torch.
     of_each = oracle.backward(grad, y.detach(), 1, log=False).to(dtype).double()  # each rounded, as documented
     assert got.dtype == torch.float32
     assert_close(got, of_each.sum_to_size(shape), of_each.abs().sum_to_size(shape), eps=1e-6)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1 / 64, 2.0])
+@pytest.mark.parametrize("widen", [False, True])
+def test_the_gradient_of_the_input_is_the_same_beside_that_of_a_bias(
+    device: str, log: bool, scale: float, widen: bool
+) -> None:
+    x, bias = numbers(640, 0, torch.float16, device).view(10, 64), numbers(64, 1, torch.float16, device)
+    grad = numbers(640, 2, torch.float32 if widen else torch.float16, device).view(10, 64) * 3000
+    grad[0], grad[0, 0] = 20_000, -20_000  # whose gradient is more than float16 has, before the scale
+    x[0, 0] = 2000
+    leaves = x.requires_grad_(), bias.clone().requires_grad_()
+    alone, beside = (SOFTMAX[log](x, -1, grad.dtype, bias=one, scale=scale) for one in (bias, leaves[1]))
+    (expected,) = torch.autograd.grad(alone, x, grad)
+    got, got_bias = torch.autograd.grad(beside, leaves, grad)
+    assert torch.equal(got, expected)
+    exact = oracle.backward(grad, beside.detach(), -1, log=log)
+    size = oracle.magnitude(grad, beside.detach(), -1, log=log)
+    assert ((got.double() - exact * scale).abs() <= 2e-3 * scale * size)[1:].all()
+    assert got_bias.dtype == torch.float16
 
 
 def test_a_wide_bias_is_not_rounded(device: str) -> None:
@@ -653,6 +703,42 @@ def test_explain_plans_what_runs() -> None:
         assert ndsoftmax.explain((40000, 5), device="cpu", backward=True, **described).regime == "block"
     causal, full = (ndsoftmax.explain((7, 6, 5), causal=causal, device="H200").bytes for causal in (True, False))
     assert full - causal == 7 * 4 * (4 + 3 + 2 + 1)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_what_depends_on_data(strict: bool) -> None:
+    class Chosen(torch.nn.Module):
+        def forward(self, x: Tensor, temperature: Tensor) -> Tensor:
+            rows = x[x[:, 0] > 0]
+            return ndsoftmax.softmax(rows, mask=rows > 1, scale=temperature.item())
+
+    x, temperature = torch.randn(20, 6), torch.tensor(0.5)
+    rows = {0: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(Chosen(), (x, temperature), dynamic_shapes=(rows, {}), strict=strict)
+    other = torch.randn(30, 6)
+    torch.testing.assert_close(exported.module()(other, temperature), Chosen()(other, temperature))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        compiled = torch.compile(Chosen(), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x, temperature), Chosen()(x, temperature))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ndsoftmax.softmax(x),
+        lambda x: ndsoftmax.softmax(x, causal=True),
+        lambda x: ndsoftmax.softmax(x, scale=1.0),
+        lambda x: ndsoftmax.softmax(x, scale=0.5),
+        lambda x: ndsoftmax.softmax(x, mask=x > 1),
+    ],
+    ids=["plain", "causal", "scale of 1", "scale", "mask"],
+)
+def test_dynamic_shapes_are_traced_once(function: Callable[[Tensor], Tensor]) -> None:
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(torch.compile(function, fullgraph=True, dynamic=True, backend=counter)(x), function(x))
+    assert counter.frame_count == 1
 
 
 def test_export_with_a_scale_of_the_shape() -> None:

@@ -52,6 +52,13 @@ def test_numpy(function: Any, name: str) -> None:
     np.testing.assert_array_equal(x, before)
 
 
+@FUNCTIONS
+def test_numpy_into_a_tensor(function: Any) -> None:
+    out = torch.empty(2, 3)
+    assert function(X[0, :2, :3].astype(np.float32), 1, out=out) is out
+    np.testing.assert_allclose(out, function(X[0, :2, :3].astype(np.float32), 1), rtol=1e-6)
+
+
 def test_numpy_goes_in_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     as_tensor = ndsoftmax.functional.as_tensor

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ndsoftmax import _C
 
@@ -51,14 +52,18 @@ def _as_int(dim: object) -> int:
     return dim
 
 
+def check_dtype(name: str, dtype: object) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name} must be a torch.dtype, but got {dtype!r} of type {type(dtype).__name__}")
+
+
 def result_dtype(input: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The dtype of the result; raises where there is none."""
     if dtype is None:
         if input.dtype not in FLOATING:
             raise TypeError(f"input must be {_NAMES}, but is {input.dtype}; pass dtype= to have it cast first")
         return input.dtype
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype, but got {dtype!r} of type {type(dtype).__name__}")
+    check_dtype("dtype", dtype)
     if dtype not in FLOATING:
         raise TypeError(f"dtype must be {_NAMES}, but is {dtype}")
     return dtype
@@ -121,12 +126,22 @@ def _check_beside(name: str, tensor: object, input: Tensor) -> None:
 def check_broadcast(name: str, tensor: Tensor, input: Tensor) -> None:
     """Raises unless `tensor` broadcasts to the shape of `input`, which is never broadcast itself."""
     fits = tensor.dim() <= input.dim() and all(
-        own in (1, size) for own, size in zip(reversed(tensor.shape), reversed(input.shape), strict=False)
+        is_sure(own == 1) or is_sure(own == size) or own == size
+        for own, size in zip(reversed(tensor.shape), reversed(input.shape), strict=False)
     )
     if not fits:
         raise RuntimeError(
             f"{name} must broadcast to the shape of input, {tuple(input.shape)}, but has {tuple(tensor.shape)}"
         )
+
+
+def is_sure(condition: bool | torch.SymBool) -> bool:
+    """Whether it holds whatever sizes and numbers turn out that a tracer does not know."""
+    if isinstance(condition, bool) and not is_dynamo_compiling():  # (to which every condition is a bool)
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # which takes long to import
+
+    return guard_or_false(condition)
 
 
 def check_one_mask(mask: object, where: object) -> None:
@@ -197,7 +212,7 @@ def check_out(out: object, input: Tensor, dtype: torch.dtype, bias: Tensor | Non
     if out.device != input.device:
         raise RuntimeError(f"out must be on input's device, {input.device}, but is on {out.device}")
     # (Dynamo does not know the second question)
-    if torch.is_grad_enabled() and (torch.compiler.is_dynamo_compiling() or not torch.is_inference_mode_enabled()):
+    if torch.is_grad_enabled() and (is_dynamo_compiling() or not torch.is_inference_mode_enabled()):
         for name, tensor in (("input", input), ("out", out), ("bias", bias)):
             if tensor is not None and tensor.requires_grad:
                 raise RuntimeError(f"out= does not support automatic differentiation, but {name} requires grad")

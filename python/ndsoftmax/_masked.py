@@ -248,15 +248,16 @@ class MaskedNormalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         output, mask = ctx.saved_tensors
         where, scale, causal, _ = ctx.options
+        backward = partial(BACKWARD[ctx.log], grad, output, mask, ctx.dims)
         grad_input = grad_bias = None
-        if not ctx.needs_input_grad[2]:
-            grad_input = BACKWARD[ctx.log](grad, output, mask, ctx.dims, ctx.input_dtype, where, scale, causal)
-        else:  # the bias is added to input · scale: its gradient is that of their sum
+        if ctx.needs_input_grad[2]:  # the bias is added to input · scale: its gradient is that of their sum
             shape, dtype = ctx.bias
-            grad_sum = BACKWARD[ctx.log](grad, output, mask, ctx.dims, None, where, 1.0, causal)
+            grad_sum = backward(None, where, 1.0, causal)
             grad_bias = _summed(grad_sum, shape, torch.promote_types(grad_sum.dtype, dtype)).to(dtype)
-            if ctx.needs_input_grad[0]:
-                grad_input = (grad_sum * scale).to(ctx.input_dtype) if scale != 1 else grad_sum.to(ctx.input_dtype)
+            if scale == 1:
+                grad_input = grad_sum.to(ctx.input_dtype)
+        if grad_input is None and ctx.needs_input_grad[0]:  # (what is yet to be scaled, 16 bits may not hold)
+            grad_input = backward(ctx.input_dtype, where, scale, causal)
         return grad_input, None, grad_bias, None
 
     @staticmethod
@@ -369,10 +370,22 @@ def _autograd_backward(
 # ---- torch.vmap
 
 
+def _one_of(batch: Tensor | None, batch_dim: int | None) -> Tensor | None:
+    """A tensor as one of the batch is, but for its elements."""
+    if batch is None or batch_dim is None:
+        return batch
+    return batch.new_empty(1).expand([size for axis, size in enumerate(batch.shape) if axis != batch_dim])
+
+
 def _batched(
     operator: Operator, whole: int, tensors: int, info: Any, in_dims: Sequence[int | None], *arguments: Any
 ) -> tuple[Tensor, int]:
     """Run an operator on a batch. Its first `whole` tensors have every element; others, up to `tensors`, broadcast."""
+    ones = [_one_of(*tensor) for tensor in zip(arguments[:tensors], in_dims, strict=False)]
+    input = ones[whole - 1]
+    assert input is not None
+    mask, bias = (*ones[whole:], None)[:2]
+    _checked(input, mask, bias, arguments[tensors], Options(*arguments[tensors + 2 :]).causal)
     batches = [
         tensor.expand(info.batch_size, *tensor.shape) if batch_dim is None else tensor.movedim(batch_dim, 0)
         for tensor, batch_dim in zip(arguments[:whole], in_dims, strict=False)

@@ -180,13 +180,14 @@ def _masked_forward(
     dim = input.dim() - 1 if dim is None else dim
     view: Tensor | None = mask
     if mask_type in _MASK_DIMS:
-        sizes = [input.shape[d] if d in _MASK_DIMS[mask_type] else 1 for d in range(4)] if input.dim() == 4 else []
+        square = input.dim() == 4 and input.shape[2] == input.shape[3]  # which is all that torch takes
+        sizes = [input.shape[d] if d in _MASK_DIMS[mask_type] else 1 for d in range(4)] if square else []
         view = mask.view(sizes) if list(mask.shape) == [size for size in sizes if size != 1] else None
     elif mask.shape != input.shape:
         view = None
     if not (_holders and view is not None and _takes_masked(input, view, dim)):
         return cast(Tensor, torchs.call_boxed(keys, input, mask, dim, mask_type))
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    output = torch.empty_like(input)
     into_forward(output, False, input, view, None, (dim,), Options(zero=False))
     return output
 

@@ -6,14 +6,28 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active  # which wrap tensors that are made meanwhile
+from torch._C import (
+    _are_functorch_transforms_active,  # which wrap tensors that are made meanwhile
+    _is_tracing,
+    _len_torch_dispatch_stack,
+)
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from typing_extensions import Unpack  # which torch brings
 
 from ndsoftmax import _C, _masked
-from ndsoftmax._arguments import as_dims, check_memory, check_out, check_tensor, is_fused, result_dtype, wrap_dims
+from ndsoftmax._arguments import (
+    as_dims,
+    check_memory,
+    check_out,
+    check_tensor,
+    is_fused,
+    is_sure,
+    result_dtype,
+    wrap_dims,
+)
 from ndsoftmax._arrays import as_tensor, check_array, is_array, like_array
 from ndsoftmax._C import plain_forward
 from ndsoftmax._library import FORWARD, record_plain
@@ -34,21 +48,24 @@ class Fused(TypedDict, total=False):
 
 
 _DEFAULTS: dict[str, Any] = as_masking.__kwdefaults__  # type: ignore[assignment]  # what takes them has them
+_KEYWORDS = tuple(_DEFAULTS)
 _NOTHING: dict[str, Any] = {}
 
 
 def _given(function: str, fused: Mapping[str, object]) -> dict[str, Any]:
     """Without what is as by default. (A tensor could not be compared with a number in time.)"""
     for name in fused:
-        if name not in _DEFAULTS:
+        if name not in _KEYWORDS:
             raise TypeError(
-                f"{function}() got an unexpected keyword argument {name!r}; there are {', '.join(_DEFAULTS)} and out"
+                f"{function}() got an unexpected keyword argument {name!r}; there are {', '.join(_KEYWORDS)} and out"
             )
     return {name: value for name, value in fused.items() if not _is_default(name, value)}
 
 
 def _is_default(name: str, value: object) -> bool:
-    return value is _DEFAULTS[name] or (name == "scale" and type(value) is float and value == 1)
+    if name == "scale":
+        return type(value) is float and is_sure(value == 1)
+    return value is (False if name == "causal" else None)
 
 
 def softmax(
@@ -238,7 +255,8 @@ def _long_way(
     elif is_array(input):
         check_array(input, dtype, fused.get("bias"))
         fused = {name: as_tensor(value) if is_array(value) else value for name, value in fused.items()}
-        result = like_array(function(as_tensor(input), dim, dtype, **fused, out=out), input)
+        result = function(as_tensor(input), dim, dtype, **fused, out=out)
+        result = like_array(result, input) if out is None else out
     else:
         result = _checked(log, input, dim, dtype, fused, out)
     return result
@@ -255,11 +273,12 @@ def _checked(
     check_tensor("input", input)
     output_dtype = result_dtype(input, dtype)
     computed_dtype = input.dtype if is_fused(input.dtype, output_dtype) else output_dtype
-    masking = as_masking(input, dims, computed_dtype, **fused) if fused else None
+    # (the scale as a constant: what is a default, Dynamo traces as if it were any number, all of the frame once more)
+    masking = as_masking(input, dims, computed_dtype, **{"scale": 1.0, **fused}) if fused else None
     if out is not None:
         check_out(out, input, output_dtype, None if masking is None else masking.bias)
     plain = not is_dynamo_compiling() and _are_plain(input, out, masking)
-    if plain and out is not None:
+    if out is not None and (plain or _lie_in_memory(input, out, masking)):
         check_memory(out, input, *([] if masking is None else masking[:2]))
     if input.dtype != computed_dtype:
         input = input.to(computed_dtype)
@@ -278,6 +297,17 @@ def _are_plain(input: Tensor, out: Tensor | None, masking: Masking | None) -> bo
     beside = [out, *(() if masking is None else masking[:2])]
     given = [tensor for tensor in beside if tensor is not None]
     return (out is not None or masking is not None) and all(_C.are_plain(input, one) for one in given or [input])
+
+
+def _lie_in_memory(input: Tensor, out: Tensor, masking: Masking | None) -> bool:
+    """Whether memory can be compared though the call is not plain, as under a profiler."""
+    if is_dynamo_compiling() or _len_torch_dispatch_stack() or _is_tracing() or _are_functorch_transforms_active():
+        return False
+    given = [input, out, *(() if masking is None else masking[:2])]
+    return all(
+        one is None or (type(one) in (Tensor, Parameter) and not one.is_meta and not torch._is_functional_tensor(one))
+        for one in given
+    )
 
 
 def _result(

@@ -8,7 +8,7 @@ from torch._C import _are_functorch_transforms_active  # which wrap tensors that
 from torch.compiler import is_dynamo_compiling
 
 from ndsoftmax import _C, _masked
-from ndsoftmax._arguments import as_dims, check_tensor
+from ndsoftmax._arguments import as_dims, check_dtype, check_tensor, is_sure
 from ndsoftmax._library import BACKWARD
 from ndsoftmax._masked import Causal, FullyMasked, Options, as_masking
 
@@ -104,11 +104,13 @@ def _backward(
             return grad_input
     check_tensor("grad_output", grad_output)
     check_tensor("output", output)
+    if input_dtype is not None:
+        check_dtype("input_dtype", input_dtype)
     dims = as_dims(dim)
     mask, _, options = as_masking(
         output, dims, output.dtype, mask=mask, where=where, scale=scale, causal=causal, fully_masked=fully_masked
     )
-    if mask is None and options == Options(zero=False):
+    if mask is None and options._replace(scale=1.0) == Options(zero=False) and is_sure(options.scale == 1):
         return BACKWARD[log](grad_output, output, dims, input_dtype)
     plain = not tracing and not _are_functorch_transforms_active() and _C.are_plain(grad_output, output)
     if plain and (mask is None or _C.are_plain(mask, output)):

@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cassert>
 #include <utility>
 
 namespace ndsoftmax {
@@ -47,6 +48,7 @@ class Builtin {
   // A method's argument must be of its class.
   py::object operator()(py::handle argument) const {
     PyObject* const one = argument.ptr();
+    assert(!is_method_ || PyObject_TypeCheck(one, PyDescr_TYPE(function_.ptr())));
     if (with_one_ != nullptr) return checked(is_method_ ? with_one_(one, nullptr) : with_one_(self_, one));
     if (with_any_ != nullptr) return checked(with_any_(self_, &one, 1, nullptr));
     return checked(PyObject_CallOneArg(function_.ptr(), one));
@@ -72,6 +74,7 @@ class Property {
 
   // Of an object of that class.
   py::object operator()(py::handle object) const {
+    assert(definition_ == nullptr || PyObject_TypeCheck(object.ptr(), PyDescr_TYPE(property_.ptr())));
     if (definition_ != nullptr) return checked(definition_->get(object.ptr(), definition_->closure));
     return checked(Py_TYPE(property_.ptr())->tp_descr_get(property_.ptr(), object.ptr(), nullptr));
   }

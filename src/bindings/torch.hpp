@@ -190,9 +190,10 @@ class Torch {
   Builtin profiler_active_{torch_.attr("autograd").attr("_profiler_enabled")};
   py::dict forward_level_dict_ = torch_.attr("autograd").attr("forward_ad").attr("__dict__");
   py::str forward_level_name_ = "_current_level";
-  // (torch has a function that counts them, in a microsecond; without this list, such tracers see no plain calls)
+  // (torch has a function that counts them, in a microsecond; without this list, no call is plain)
   py::list pre_dispatch_modes_ = py::getattr(torch_.attr("_ops").attr("mode_stack_state_for_pre_dispatch")(),
-                                             "_ModeStackStateForPreDispatch__infra_modes", py::list());
+                                             "_ModeStackStateForPreDispatch__infra_modes", py::make_tuple(false));
+  // Under Python's lock, as all that is here:
   mutable Arguments last_;  // of the newest tensor: most calls are like the last one, and tuples take 80 ns to make
   mutable Call last_call_;
   py::tuple dtype_keyword_ = py::make_tuple("dtype");

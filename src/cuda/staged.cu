@@ -91,6 +91,8 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
   const Staged<Operation> staged(arguments, dim);
   const int log2_lanes = log2_of(arguments.lanes), teams = staged_block<Source>() >> log2_lanes;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & (arguments.lanes - 1);
+  // Teams are even in number, so that all rows of one begin alike within their words, and so does what is excluded.
+  static_assert(tuning::kStagedSmallBlock / kWarp % 2 == 0 && tuning::kWarpBlock / kWarp % 2 == 0);
   const int team = work::staged_row(thread >> log2_lanes, log2_of(teams) - log2_of(arguments.apart), arguments.apart);
   // Where masks and biases of a row lie takes long to find: each lane of a team does so for the row of another turn.
   // For what is none, it finds those of row 0, which may be read.
