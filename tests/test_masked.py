@@ -13,12 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ndsoftmax import _C, functional
+from ndsoftmax import _C, _masked, functional
 from ndsoftmax._masked import as_masking
 from oracle import assert_close, assert_within
 from strategies import FLOATS, HALVES, Layout, dims, dtypes, layouts, numbers, seeds
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
 
@@ -527,6 +529,49 @@ def test_bad_out() -> None:
         ndsoftmax.softmax(torch.zeros(5), causal=True)
     with pytest.raises(TypeError, match="do not go with a"):
         ndsoftmax.softmax(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), scale=2.0)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("log", [False, True])
+def test_a_recorded_call_is_left_to_the_dispatcher_where_torch_looks_on(
+    device: str, log: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = numbers(20, 0, device=device).view(4, 5).requires_grad_()
+    bias, mask = numbers(5, 1, device=device).requires_grad_(), numbers(5, 2, device=device) > 0.5
+    name = "ndsoftmax.masked_log_softmax" if log else "ndsoftmax.masked_softmax"
+
+    def gradients() -> tuple[Tensor, ...]:
+        y = SOFTMAX[log](x, mask=mask, bias=bias, scale=2.0).where(~mask, 0)
+        return y.detach(), *torch.autograd.grad(y.sin().sum(), (x, bias))
+
+    expected = gradients()
+    with Seen() as seen:
+        torch.testing.assert_close(gradients(), expected, rtol=0, atol=0)
+    assert {f"{name}.default", f"{name}_backward.default"} <= set(seen.names)
+    with torch._C._AutoDispatchBelowAutograd():
+        assert not SOFTMAX[log](x, mask=mask).requires_grad
+    assert _C.are_plain(x, mask, True)
+    assert not _C.are_plain(x, mask)
+    with torch.no_grad():
+        assert not SOFTMAX[log](x, mask=mask).requires_grad
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.detach().clone().requires_grad_(), torch.ones_like(x))
+        y = SOFTMAX[log](dual, bias=torch.arange(5.0, device=device), causal=True)
+        assert forward_ad.unpack_dual(y).tangent is not None
+        assert y.requires_grad
+    for operators in (_masked.FORWARD, _masked.BACKWARD):  # the short way asks for none of them
+        monkeypatch.setitem(operators, log, None)
+    torch.testing.assert_close(gradients(), expected, rtol=0, atol=0)
 
 
 def test_backward_operators_are_autograds(device: str) -> None:

@@ -7,13 +7,15 @@ is left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.compiler import is_dynamo_compiling
 
 from ndsoftmax import _C
 from ndsoftmax._arguments import (
@@ -230,6 +232,14 @@ def _summed(gradient: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
     return gradient.sum(axes, dtype=dtype).reshape(shape) if axes else gradient
 
 
+def backward_of(log: bool, grad: Tensor, output: Tensor, mask: Tensor | None) -> Callable[..., Tensor]:
+    """The operator, or its kernel where torch's dispatcher would do nothing but run it."""
+    plain = not is_dynamo_compiling() and not _are_functorch_transforms_active() and _C.are_plain(grad, output)
+    if plain and (mask is None or _C.are_plain(mask, output)):
+        return partial(kernel_backward, log)
+    return BACKWARD[log]
+
+
 class MaskedNormalize(torch.autograd.Function):
     """masked_softmax and masked_log_softmax, differentiable with respect to input and bias."""
 
@@ -248,7 +258,7 @@ class MaskedNormalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         output, mask = ctx.saved_tensors
         where, scale, causal, _ = ctx.options
-        backward = partial(BACKWARD[ctx.log], grad, output, mask, ctx.dims)
+        backward = partial(backward_of(ctx.log, grad, output, mask), grad, output, mask, ctx.dims)
         grad_input = grad_bias = None
         if ctx.needs_input_grad[2]:  # the bias is added to input · scale: its gradient is that of their sum
             shape, dtype = ctx.bias
@@ -333,7 +343,7 @@ class MaskedNormalizeGradient(torch.autograd.Function):
         return tangent.to(ctx.input_dtype or output.dtype)
 
 
-_masked_normalize = apply_of(MaskedNormalize)
+record = apply_of(MaskedNormalize)
 _masked_normalize_gradient = apply_of(MaskedNormalizeGradient)
 
 
@@ -348,7 +358,7 @@ def _autograd_forward(
 ) -> Tensor:
     output = below_autograd(FORWARD[log], input, mask, bias, dim, dtype, *options)
     with enable_single_level_autograd_function():
-        return _masked_normalize(input, mask, bias, (output, dim, Options(*options), log))
+        return record(input, mask, bias, (output, dim, Options(*options), log))
 
 
 def _autograd_backward(

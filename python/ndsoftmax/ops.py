@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active  # which wrap tensors that are made meanwhile
 from torch.compiler import is_dynamo_compiling
 
 from ndsoftmax import _C, _masked
@@ -112,10 +111,8 @@ def _backward(
     )
     if mask is None and options._replace(scale=1.0) == Options(zero=False) and is_sure(options.scale == 1):
         return BACKWARD[log](grad_output, output, dims, input_dtype)
-    plain = not tracing and not _are_functorch_transforms_active() and _C.are_plain(grad_output, output)
-    if plain and (mask is None or _C.are_plain(mask, output)):
-        return _masked.kernel_backward(log, grad_output, output, mask, dims, input_dtype, *options[:3])
-    return _masked.BACKWARD[log](grad_output, output, mask, dims, input_dtype, *options[:3])
+    backward = _masked.backward_of(log, grad_output, output, mask)
+    return backward(grad_output, output, mask, dims, input_dtype, *options[:3])
 
 
 __all__ = ["log_softmax_backward", "softmax_backward"]

@@ -252,11 +252,13 @@ int threads_for(const DLTensor& source) {
   return source.device.device_type == kDLCPU && !is_instant(source) ? Torch::get().threads() : 1;
 }
 
-bool are_plain(py::handle a, py::handle b) {
+// Also where a gradient is needed, if the caller records.
+bool are_plain(py::handle a, py::handle b, bool recorded) {
   const Torch& torch = Torch::get();
   const bool transformed = torch.transforms();
   return torch.is_tensor(a) && torch.at_rest() && !torch.autocasts() && !torch.is_meta(a) && ordinary(a, transformed) &&
-         ordinary(b, transformed) && !torch.needs_grad(a) && !torch.needs_grad(b);
+         ordinary(b, transformed) &&
+         ((!torch.needs_grad(a) && !torch.needs_grad(b)) || (recorded && !torch.below_autograd()));
 }
 
 // The dims of a plain call: one int, or a few.
@@ -557,7 +559,7 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("mask"), py::arg("dims"),
       py::arg("log"), py::arg("where"), py::arg("scale"), py::arg("causal"), py::arg("threads"));
-  module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"));
+  module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"), py::arg("recorded") = false);
   using Quick = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
   const auto quick = [](const char* name, Quick function, const char* signature) {
     return PyMethodDef{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL,
