@@ -623,7 +623,10 @@ def test_the_gradient_of_the_input_is_the_same_beside_that_of_a_bias(
     alone, beside = (SOFTMAX[log](x, -1, grad.dtype, bias=one, scale=scale) for one in (bias, leaves[1]))
     (expected,) = torch.autograd.grad(alone, x, grad)
     got, got_bias = torch.autograd.grad(beside, leaves, grad)
-    assert torch.equal(got, expected)
+    if widen:  # rounded by a kernel, or by torch after another kernel
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-2)
+    else:
+        assert torch.equal(got, expected)
     exact = oracle.backward(grad, beside.detach(), -1, log=log)
     size = oracle.magnitude(grad, beside.detach(), -1, log=log)
     assert ((got.double() - exact * scale).abs() <= 2e-3 * scale * size)[1:].all()
