@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from modes import Calls
 from ndsoftmax import _C, _masked, functional
 from ndsoftmax._masked import as_masking
 from oracle import assert_close, assert_within
@@ -20,7 +21,6 @@ from strategies import FLOATS, HALVES, Layout, dims, dtypes, layouts, numbers, s
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 SOFTMAX = {False: ndsoftmax.softmax, True: ndsoftmax.log_softmax}
 
@@ -531,16 +531,6 @@ def test_bad_out() -> None:
         ndsoftmax.softmax(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), scale=2.0)
 
 
-class Seen(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("log", [False, True])
 def test_a_recorded_call_is_left_to_the_dispatcher_where_torch_looks_on(
@@ -555,9 +545,9 @@ def test_a_recorded_call_is_left_to_the_dispatcher_where_torch_looks_on(
         return y.detach(), *torch.autograd.grad(y.sin().sum(), (x, bias))
 
     expected = gradients()
-    with Seen() as seen:
+    with Calls() as calls:
         torch.testing.assert_close(gradients(), expected, rtol=0, atol=0)
-    assert {f"{name}.default", f"{name}_backward.default"} <= set(seen.names)
+    assert {f"{name}.default", f"{name}_backward.default"} <= set(calls.seen)
     with torch._C._AutoDispatchBelowAutograd():
         assert not SOFTMAX[log](x, mask=mask).requires_grad
     assert _C.are_plain(x, mask, True)

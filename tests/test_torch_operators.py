@@ -9,13 +9,13 @@ from typing import Any
 import ndsoftmax
 import pytest
 import torch
+from modes import Calls
 from strategies import HALVES, numbers
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # that torch's forward mode uses
 OPS = torch.ops.ndsoftmax
@@ -264,16 +264,6 @@ def test_jit_trace(device: str, function: Any) -> None:
 
 
 # ---- modes
-
-
-class Calls(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(operator))
-        return operator(*args, **(kwargs or {}))
 
 
 @FUNCTIONS

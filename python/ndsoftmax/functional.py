@@ -292,15 +292,15 @@ def _checked(
     return result if out is None else out.copy_(result)
 
 
-def _are_plain(input: Tensor, out: Tensor | None, masking: Masking | None, recorded: bool = False) -> bool:
+def _are_plain(input: Tensor, out: Tensor | None, masking: Masking | None) -> bool:
     """Whether kernels may be called past torch's dispatcher. Most plain calls were, before they came here.
 
-    Also where a gradient is needed, if the call is to be recorded.
+    Also where a gradient is needed: what is not written to `out` can be recorded.
     """
     beside = [out, *(() if masking is None else masking[:2])]
     given = [tensor for tensor in beside if tensor is not None]
     return (out is not None or masking is not None) and all(
-        _C.are_plain(input, one, recorded) for one in given or [input]
+        _C.are_plain(input, one, recorded=out is None) for one in given or [input]
     )
 
 
@@ -321,12 +321,13 @@ def _result(
     if masking is None:
         return FORWARD[log](input, dims, dtype)
     mask, bias, options = masking
-    if not is_dynamo_compiling() and not _are_functorch_transforms_active():
-        recorded = not plain and _are_plain(input, None, masking, recorded=True)
-        if plain or recorded:
-            output = torch.empty_like(input, dtype=dtype)
-            _masked.into_forward(output, log, input, mask, bias, dims, options)
-            return _masked.record(input, mask, bias, (output, dims, options, log)) if recorded else output
+    if plain and not _are_functorch_transforms_active():
+        output = torch.empty_like(input, dtype=dtype)
+        _masked.into_forward(output, log, input, mask, bias, dims, options)
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return output
+        needs_grad = input.requires_grad or (bias is not None and bias.requires_grad)
+        return _masked.record(input, mask, bias, (output, dims, options, log)) if needs_grad else output
     return _masked.FORWARD[log](input, mask, bias, dims, dtype, *options)
 
 
