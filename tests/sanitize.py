@@ -16,7 +16,7 @@ import oracle
 import torch
 from torch import Tensor
 
-CLUSTERS_OF_16 = (98_400, 140_001, 330_001)  # wide rows
+CLUSTERS_OF_16 = (98_400, 270_001, 700_001)  # wide rows
 
 # (shape, dim, regimes to force; None: the plan's own, [fusions, where all would take long])
 PROBLEMS: list[tuple[Any, ...]] = [
@@ -43,12 +43,17 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((70000, 3), 1, (None,), 2),
     ((9000, 257), 1, (None,), 2),  # by teams of several lanes
     ((28, CLUSTERS_OF_16[0]), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
-    ((67, CLUSTERS_OF_16[1]), 1, (None,), 1),  # or that backward's next row arrives while one is computed
-    ((2, CLUSTERS_OF_16[2]), 1, ("cluster",), 1),  # or that float32 threads have some vectors in shared memory
+    ((9, CLUSTERS_OF_16[1]), 1, ("cluster",), 1),  # or that float32's next row of backward arrives meanwhile
+    ((1, CLUSTERS_OF_16[2]), 1, ("cluster",), 1),  # or that threads have more in shared memory, and float32 still more
 ]
 # What regimes may refuse: rows of 1025 are warps' where they are of 16 bits and nothing is fused, and the two operands
-# of a row of 9000 in float64 are more than a block holds, as is one of 330001 for a cluster.
-MAY_BE_REFUSED = {((3, 1025), "warp"), ((2, 9000), "block"), ((2, CLUSTERS_OF_16[2]), "cluster")}
+# of a row of 9000 in float64 are more than a block holds, as are wide ones for a cluster.
+MAY_BE_REFUSED = {
+    ((3, 1025), "warp"),
+    ((2, 9000), "block"),
+    ((9, CLUSTERS_OF_16[1]), "cluster"),
+    ((1, CLUSTERS_OF_16[2]), "cluster"),
+}
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float64, None)]
 
 

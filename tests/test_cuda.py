@@ -96,7 +96,8 @@ def test_many_wide_rows_that_clusters_hold(dim: int, gap: int, dtype: torch.dtyp
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    ("floats", "gap"), [(327_684, 0), (330_001, 8), (400_001, 8), (655_361, 0), (700_000, 0), (1_300_003, 8)]
+    ("floats", "gap"),
+    [(327_684, 0), (330_001, 8), (400_001, 8), (655_361, 0), (688_132, 0), (700_000, 0), (1_300_003, 8), (2_000_001, 0)],
 )
 def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, dtype: torch.dtype, log: bool) -> None:
     dim = floats * 4 // dtype.itemsize
@@ -104,14 +105,26 @@ def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, d
     if ndsoftmax._C.device("cuda").compute_capability == 90 and dtype != torch.float64:
         chosen = ndsoftmax.explain(x, log=log)
         assert (chosen.regime, chosen.staged, chosen.shared_bytes > 0) == ("cluster", False, True)
-    x[0, -3], x[1, -7], x[2, -1], x[3, -2] = 40, torch.inf, torch.nan, -torch.inf  # in shared memory
-    assert_forward((ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x), x, 1, log=log)
+        assert chosen.passes == (1 if floats <= 688_128 else 2)
+    # in shared memory, or in what is read twice; and in the former in any case
+    x[0, -3], x[1, -7], x[2, -1], x[3, -2] = 40, torch.inf, torch.nan, -torch.inf
+    x[4, 300_000 * 4 // dtype.itemsize], x[5, 300_001 * 4 // dtype.itemsize], x[6, :] = torch.nan, 40, -torch.inf
+    function = ndsoftmax.log_softmax if log else ndsoftmax.softmax
+    y = function(x, 1)
+    assert_forward(y, x, 1, log=log)
+    if dtype.itemsize == 2:
+        assert_forward(function(x, 1, torch.float32), x, 1, log=log)
+    assert function(x, 1, out=x) is x
+    torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)  # in place: nothing is read once it was written
 
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("floats", "gap"), [(1_450_008, 0), (1_450_009, 8), (1_500_003, 0)])
-def test_many_rows_wider_than_clusters_hold(floats: int, gap: int, dtype: torch.dtype, log: bool) -> None:
+def test_many_rows_that_clusters_read_twice(
+    floats: int, gap: int, dtype: torch.dtype, log: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NDSOFTMAX_REGIME", "online")  # forward, it would be clusters that keep more
     dim = floats * 2 if dtype.itemsize == 2 else floats
     x = normal((29, dim + gap))[:, :dim].to(dtype)
     if ndsoftmax._C.device("cuda").compute_capability == 90:

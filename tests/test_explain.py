@@ -36,6 +36,12 @@ def test_clusters_are_for_hopper_and_later():
     assert ndsoftmax.explain((4096, 50257), device="A100").regime == "online"
 
 
+def test_what_clusters_read_twice_is_said():
+    held, more = (ndsoftmax.explain((200, dim), device="H200") for dim in (688_128, 688_132))
+    assert (held.regime, held.passes) == ("cluster", 1) and "read once" in str(held)
+    assert (more.regime, more.passes) == ("cluster", 2) and "read at most twice" in str(more)
+
+
 def test_a_tensor_is_explained_as_it_lies():
     x = torch.zeros(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     assert ndsoftmax.explain(x, 1, device="H100").inner == 1

@@ -180,7 +180,8 @@ def test_every_regime_can_be_forced_where_it_belongs(name: str, regime: str, sha
         ((27, 600_000), "H200", "split", 1),  # so few that two rows for each cluster are not there
         ((205, 655_360), "H200", "cluster", 16),
         ((205, 655_364), "H200", "cluster", 16),
-        ((100, 1_500_000), "H200", "online", 16),
+        ((100, 3_440_640), "H200", "cluster", 16),
+        ((100, 3_440_644), "H200", "online", 16),
         ((28, 10_000_000), "H200", "online", 16),
         ((27, 10_000_000), "H200", "split", 1),
         ((205, 655_364), "A100", "online", 1),
@@ -200,7 +201,7 @@ def test_wide_rows_go_to_clusters_while_these_have_several_each(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_clusters_share_what_they_read_twice(multiprocessors: int, regime: str | None, dtype: torch.dtype) -> None:
     device = cuda(90, multiprocessors, 227, 50)
-    elements = 2_900_003 if regime is None else 200_003
+    elements = (3_600_003 * 4 // dtype.itemsize) if regime is None else 200_003
     chosen = plan(**contiguous(4, elements, dim=1, dtype=dtype), device=device, regime=regime)
     assert_within_limits(chosen, device)
     assert (chosen.regime, chosen.cluster) == ("online", min(16, 2 * multiprocessors))

@@ -29,7 +29,7 @@ struct Device {
 enum class Regime : std::uint8_t {
   warp,     // a warp, or a part of one, holds a row in registers
   block,    // a block holds a row in registers
-  cluster,  // a cluster of blocks holds a row in registers
+  cluster,  // a cluster of blocks holds a row, or most of it, in registers and shared memory
   online,   // a block, or a cluster of blocks, reads a row twice, or what it could not keep
   split,    // several blocks share a row and read it twice, statistics pass through a workspace
   strided,  // tiles of columns × dim; the fastest dimension of memory is not dim
@@ -60,7 +60,7 @@ struct Plan {
                             // online: turns of a block's loop of which it keeps the vectors
   int shared_bytes = 0;     // dynamic shared memory of a block
   std::int64_t workspace_bytes = 0;
-  int passes = 1;  // how often each source element is read
+  int passes = 1;  // how often each source element is read at most
   std::string_view why;
 
   friend bool operator==(const Plan&, const Plan&) = default;

@@ -2,16 +2,18 @@
 // of different clusters share a multiprocessor, so that some load while others exponentiate and store, which one large
 // block would do in turns. Thread t of block b is thread b * block + t of the row; otherwise this is the block regime.
 // Or, the widest rows of backward, in shared memory: see cluster_gradients. Blocks tell each other the states of their
-// parts: see meeting.cuh. Each element is read once and written once.
+// parts: see meeting.cuh. Each element is read once, but for those of forward's widest rows that find no room, and
+// written once.
 #include "cuda/dispatch.cuh"
 #include "cuda/meeting.cuh"
 
 namespace ndsoftmax::cuda {
 namespace {
 
-// The vectors of a row that a thread has in shared memory, beside those in registers. Each thread finds its own again.
+// The vectors of a row that a thread has beside those in registers: in shared memory, where it finds its own again, and
+// what that has no room for, which is read twice, the second time backwards: L2 still has the end.
 template <typename Operation, bool kRaw>
-class SharedVectors {
+class MoreVectors {
  public:
   static_assert(kRaw || sizeof(typename Operation::Source) == 4);  // has exponentials in the place of elements
   using RowOf = Row<Operation, int>;
@@ -21,10 +23,13 @@ class SharedVectors {
   static constexpr int kVector = RowOf::kVector;
   using Vector = Vec<Source, kVector>;
 
+  // Of so many there is room.
+  __device__ __forceinline__ explicit MoreVectors(int room) : room_(room) {}
+
   // Those that begin at first, first + step, … before the row's end.
   __device__ __forceinline__ void load(const RowOf& row, int first, int step) {
     const int dim = row.reach();
-    for (; first < dim; first += step, ++count_) {
+    for (; first < dim && count_ < room_; first += step, ++count_) {
       if (first + kVector <= dim) {
         copy_async<tuning::kVectorBytes>(slot(count_), row.source() + first);
       } else {
@@ -32,10 +37,19 @@ class SharedVectors {
           slot(count_)[k] = first + k < dim ? row.source()[first + k] : narrow<Source>(Operation::nothing());
       }
     }
+    rest_ = first;
   }
-  __device__ __forceinline__ void raise(State& state) const {
+  __device__ __forceinline__ void raise(const Operation& operation, const RowOf& row, int step, State& state) {
+    for (int first = rest_; first < row.reach(); first += kTogether * step) {
+      typename RowOf::Raw raw[kTogether];
+      row.load(first, step, row.reach(), raw);
+      Term terms[kTogether * kVector];
+      row.resolved_terms(raw, first, step, kTogether, terms);
+      operation.template accumulate<kTogether, kVector, kVector>(of_rest_, terms);
+    }
     await_copies();
     for_each([&](int, Source*, Term(&terms)[kVector]) { Operation::template raise<kVector>(state, terms); });
+    state.max = larger(state.max, of_rest_.max);
   }
   // Adds to the sum of a state whose maximum is known. What is not raw becomes what is left to finish.
   __device__ __forceinline__ void add(const Operation& operation, State& state) const {
@@ -43,15 +57,29 @@ class SharedVectors {
       operation.template add<kVector>(state, terms);
       if constexpr (!kRaw) Vector::narrowed([&](int k) { return terms[k]; }).store_shared(at);
     });
+    state.sum += of_rest_.sum * State::rescale(of_rest_.max, state.max);
   }
   template <typename Finish, typename Log>
   __device__ __forceinline__ void store(const RowOf& row, int first, int step, const Finish& finish, Log log) const {
+    const int left = row.reach() - rest_, apart = kTogether * step;
+    for (int turn = left > 0 ? (left - 1) / apart : -1; turn >= 0; --turn) {
+      const int at = rest_ + turn * apart;
+      typename RowOf::Raw raw[kTogether];
+      row.load(at, step, row.reach(), raw);
+      Term terms[kTogether * kVector];
+      row.resolved_terms(raw, at, step, kTogether, terms);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+        row.store(at, i * step, [&](int k) { return finish.again(terms[i * kVector + k], log); });
+    }
     for_each([&](int i, Source*, Term(&terms)[kVector]) {
       row.store(first, i * step, [&](int k) { return kRaw ? finish.again(terms[k], log) : finish(terms[k], log); });
     });
   }
 
  private:
+  static constexpr int kTogether = tuning::kClusterRestVectors;
+
   __device__ __forceinline__ static Source* slot(int i) {
     return reinterpret_cast<Source*>(dynamic_shared_memory()) +
            (i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kVector;
@@ -68,10 +96,12 @@ class SharedVectors {
     }
   }
 
-  int count_ = 0;
+  int room_, count_ = 0;
+  int rest_ = 0;  // its first element
+  State of_rest_;
 };
 
-// kShares: threads have more of a row than kVectors, in shared memory.
+// kShares: threads have more of a row than kVectors.
 template <typename Operation, int kVectors, bool kShares = false>
 __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
   if constexpr (kHasClusters) {
@@ -82,10 +112,10 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     await_kernel_before();
     let_next_kernel_begin();
     using RowOf = Row<Operation, int, !Operation::kMasked>;
-    using More = SharedVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>>;
+    using More = MoreVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>>;
     hold_rows<RowOf, kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x,
                                   Lanes{}, ClusterExchange<typename Operation::State>{meeting, rank, blocks},
-                                  std::conditional_t<kShares, More, NothingMore>{});
+                                  std::conditional_t<kShares, More, NothingMore>{arguments.apart});
   } else {
     never_launched();
   }
@@ -292,17 +322,19 @@ int compiled_compute_capability() {
 
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_masked_operation(problem, [&]<typename Operation>() {
-    const auto arguments = row_arguments<Operation>(problem, plan, pointers);
+    auto arguments = row_arguments<Operation>(problem, plan, pointers);
     if constexpr (tuning::has_cluster_gradients(sizeof(typename Operation::Source), Operation::kDirection,
                                                 Operation::kFused))
       if (plan.staged) return launch_grid<cluster_gradients<Operation>>(arguments, plan, pointers, stream);
     if constexpr (tuning::clusters_may_share(sizeof(typename Operation::Source), Operation::kDirection,
                                              Operation::kFused))
-      if (plan.shared_bytes > 0)
+      if (plan.shared_bytes > 0) {
+        arguments.apart = plan.items - held_vectors(plan);
         return visit_int<tuning::kSharingShapes[0].vectors, tuning::kSharingShapes.back().vectors>(
             held_vectors(plan), [&](auto vectors) {
               launch_grid<cluster_row<Operation, vectors, true>>(arguments, plan, pointers, stream);
             });
+      }
     visit_held<Operation, kMostClusterVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });
   });

@@ -1,4 +1,4 @@
-// Online and split regimes: contiguous rows wider than a block, or a cluster, holds.
+// Online and split regimes: contiguous rows too wide for a block, or a cluster.
 // Online: a block reads its row twice, first for the state (the online softmax), then to write, from the row's end,
 // which L2 still has. Or a cluster of blocks does, each with a part of the row, on sm_90 and later, where rows are
 // many: few of them are under way then, so that L2 has nearly all, and shared memory keeps what it has room for. Split:

@@ -147,8 +147,8 @@ struct RowArguments {
   std::int64_t rows;
   std::int64_t dim;
   std::int64_t first_block;
-  int live;   // vectors that any thread has of a row
-  int apart;  // staged: rows from one team to the next; vectors that a part of a row has room for
+  int live;   // vectors that any thread holds of a row
+  int apart;  // staged: rows from one team to the next; vectors that a part of a row, or a thread, has room for
   int lanes;  // that share one
   int rows_per_block;
   bool ragged;  // some row begins or ends within a vector
@@ -476,7 +476,9 @@ inline constexpr bool kHoldsRaw =
     kVector > 1 && kVectors > kHeldVectors<Operation>;
 
 // A thread has no more of a row than what it holds in registers.
-struct NothingMore {};
+struct NothingMore {
+  __device__ __forceinline__ explicit NothingMore(int) {}
+};
 
 // A row, or a few, held in registers: load, reduce, exchange, finish, store. The warp, block and cluster regimes are
 // this function with other teams. Rows of 16 bits stay as they were loaded, which halves their registers, and are
@@ -485,7 +487,7 @@ struct NothingMore {};
 template <typename RowOf, int kVectors, int kRows, typename Operation, typename Exchange, typename More = NothingMore>
 __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& arguments, std::int64_t first_row,
                                           int row_step, int turns, int threads_per_row, int lane, const Lanes& team,
-                                          const Exchange& exchange, More more = {}) {
+                                          const Exchange& exchange, More more = More{0}) {
   using Term = typename Operation::Term;
   constexpr int kVector = RowOf::kVector;
   constexpr bool kRaw = kHoldsRaw<Operation, kVector, kVectors>, kMore = !std::is_same_v<More, NothingMore>;
@@ -516,11 +518,8 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
         if (item >= arguments.live) break;
         row[r].resolve(raw[r][item], first + item * step);
       }
-      operation.raise(held, raw[r], kMore ? Lanes{1} : team);
-      if constexpr (kMore) {
-        more.raise(held);
-        held.max = team.max(held.max);
-      }
+      if constexpr (kMore) more.raise(operation, row[r], step, held);
+      operation.raise(held, raw[r], team);
       if constexpr (Operation::kMasked) held.max *= arguments.fusing.scale;  // which is left to terms
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
@@ -531,9 +530,9 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       if constexpr (kMore) more.add(operation, held);
       operation.total(held, team);
     } else if constexpr (kMore) {
+      more.raise(operation, row[r], step, held);
       row[r].resolved_terms(raw[r], first, step, kVectors, terms);
       operation.template raise<kVectors * kVector>(held, terms);
-      more.raise(held);
       held.max = team.max(held.max);
       typename Operation::State rest{held.max, 0};
       more.add(operation, rest);

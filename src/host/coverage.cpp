@@ -49,13 +49,16 @@ class Counts {
 void walk_held_rows(const Problem& problem, const Plan& plan, Counts& counts) {
   const int groups = plan.cluster > 1 ? 1 : plan.block / plan.threads_per_row;
   const std::int64_t teams = plan.grid / plan.cluster;
+  const std::int64_t vectors = work::vectors_in_row(problem.dim.size, plan.vector, plan.ragged ? plan.vector - 1 : 0);
+  const std::int64_t items =  // what a cluster has no room for is written as well
+      plan.passes == 1 ? plan.items : (vectors + plan.threads_per_row - 1) / plan.threads_per_row;
   for (std::int64_t team = 0; team < teams; ++team)
     for (int turn = 0; turn < plan.rows_per_block / groups; ++turn)
       for (int group = 0; group < groups; ++group) {
         const std::int64_t row = work::row(team, plan.rows_per_block, group, groups, turn);
         if (row >= problem.outer.size) continue;
         for (int lane = 0; lane < plan.threads_per_row; ++lane)
-          for (int item = 0; item < plan.items; ++item)
+          for (std::int64_t item = 0; item < items; ++item)
             counts.row_elements(row,
                                 work::first_element<std::int64_t>(item, plan.threads_per_row, lane, plan.vector,
                                                                   phase_of(problem, plan, row)),

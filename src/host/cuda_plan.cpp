@@ -388,20 +388,29 @@ Plan cluster_plan(const Rows& rows, std::int64_t threads, int cluster) {
   return plan;
 }
 
-// Clusters of the largest size whose threads have more vectors than registers for them, the rest in shared memory.
-// Registers alone would take so many threads a block.
+// Clusters of the largest size whose threads have more vectors than registers for them, the rest in shared memory, and,
+// of the widest rows, some that are read twice. Registers alone would take so many threads a block.
 std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& rows, const Device& device,
                                           const tuning::Architecture& architecture, std::int64_t threads_held) {
   if (!tuning::clusters_may_share(size_of(problem.source), problem.direction, problem.fused.any)) return {};
   for (const tuning::SharingShape& shape : tuning::kSharingShapes) {
     if (shape.blocks <= tuning::kMaxBlock / threads_held || threads_held > shape.most_held) continue;
+    if (architecture.max_cluster > shape.blocks * device.multiprocessors) continue;
     const int threads = tuning::kMaxBlock / shape.blocks / kWarp * kWarp;
     Plan plan = cluster_plan(rows, threads, architecture.max_cluster);
     const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / shape.blocks);
-    const std::int64_t shared = std::int64_t{plan.items - shape.vectors} * threads * tuning::kVectorBytes;
-    if (shared <= 0 || shared > room) continue;
-    plan.shared_bytes = static_cast<int>(shared);
+    const int held = shape.vectors + room / (threads * tuning::kVectorBytes);
+    if (std::min(plan.items, held) <= shape.vectors) continue;
     plan.why = "a row fits in the registers and the shared memory of a cluster of blocks";
+    if (plan.items > held) {
+      const bool alone = threads_held <= tuning::kMaxBlock;  // a single block a multiprocessor has room for all of it
+      const bool more_held = &shape != &tuning::kSharingShapes.back();
+      if (alone || more_held || plan.items > tuning::kClusterTimesHeld * held) continue;
+      plan.items = held;
+      plan.passes = 2;
+      plan.why = "a cluster of blocks has some of a row in registers and shared memory, and reads the rest twice";
+    }
+    plan.shared_bytes = (plan.items - shape.vectors) * threads * tuning::kVectorBytes;
     return plan;
   }
   return {};

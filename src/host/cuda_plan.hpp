@@ -39,7 +39,7 @@ struct StridedTile {
 };
 StridedTile strided_tile(const Problem& problem, const Plan& plan);
 
-// Of the vectors that a thread of a cluster has of a row, those in registers: all, or the rest is in shared memory.
+// Of the vectors that a thread of a cluster holds of a row, those in registers: all, or others are in shared memory.
 int held_vectors(const Plan& plan);
 
 // The rows, in the order in which blocks take them: those of `outer`, or, where Plan::together, first those that share

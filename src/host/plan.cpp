@@ -46,7 +46,7 @@ std::string to_string(const Plan& plan) {
   if (plan.splits > 1) text << ", " << plan.splits << " parts a row";
   if (plan.shared_bytes > 0) text << ", " << plan.shared_bytes << " bytes of shared memory";
   if (plan.workspace_bytes > 0) text << ", " << plan.workspace_bytes << " bytes of workspace";
-  text << ", reads each element " << (plan.passes == 1 ? "once" : "twice") << "; " << plan.why;
+  text << ", reads each element " << (plan.passes == 1 ? "once" : "at most twice") << "; " << plan.why;
   return text.str();
 }
 

@@ -310,14 +310,18 @@ constexpr bool clusters_may_share(int source_bytes, Direction direction, bool fu
 // Blocks on a multiprocessor, vectors that a thread has in registers, and threads of a block that held all of them
 // there at most: the first that has room is taken, if it lets more blocks in. The way through shared memory takes
 // registers of its own. (512 MiB of float32: rows of 210000 288 us by three blocks, 302 in registers, of 256000 288,
-// 286; of 400000 290 by two with seven vectors, 316 with eight, 344 with ten; of 1048576, whose blocks are alone, 442,
-// 414 and 445.)
+// 286; of 400000 290 by two with seven vectors, 316 with eight, 344 with ten.) Of still wider rows, two blocks read
+// again what they have no room for, rather than that one has room for more, up to so many times what they hold (an H100
+// takes 396 us for rows of 688132, 402 for such of 688128, all of which they hold, and 457 for 1048576, online 514; for
+// 16-bit rows of six times as many 575, online 571): some of it at once, as registers are few.
 struct SharingShape {
   int blocks, vectors, most_held;
 };
 inline constexpr int kAnyThreads = std::numeric_limits<int>::max();
 inline constexpr Array kSharingShapes{SharingShape{3, 7, 384}, SharingShape{2, 7, kAnyThreads},
-                                      SharingShape{2, 8, kAnyThreads}, SharingShape{1, 8, kAnyThreads}};
+                                      SharingShape{2, 8, kAnyThreads}};
+inline constexpr int kClusterTimesHeld = 5;
+inline constexpr int kClusterRestVectors = 2;
 constexpr bool fills_badly(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
   return blocks <= 1 || (cluster == kGpc && 10 * blocks * threads < 9 * kMaxBlock);

@@ -380,6 +380,7 @@ std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector
     launch(call.problem, chosen, device, call.addresses());
     CHECK(call.check(chosen));
     ++runs[std::string(name_of(chosen.regime)) + (chosen.cluster > 1 ? ", clusters" : "") +
+           (chosen.regime == Regime::cluster && chosen.passes > 1 ? ", twice" : "") +
            (call.problem.fused.any ? ", fused" : "")];
     ++runs["total"];
   };
