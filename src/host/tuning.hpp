@@ -311,9 +311,9 @@ constexpr bool clusters_may_share(int source_bytes, Direction direction, bool fu
 // there at most: the first that has room is taken, if it lets more blocks in. The way through shared memory takes
 // registers of its own. (512 MiB of float32: rows of 210000 288 us by three blocks, 302 in registers, of 256000 288,
 // 286; of 400000 290 by two with seven vectors, 316 with eight, 344 with ten.) Of still wider rows, two blocks read
-// again what they have no room for, rather than that one has room for more, up to so many times what they hold (an H100
-// takes 396 us for rows of 688132, 402 for such of 688128, all of which they hold, and 457 for 1048576, online 514; for
-// 16-bit rows of six times as many 575, online 571): some of it at once, as registers are few.
+// again what they have no room for, rather than that one has room for more, up to so many times what they hold: 314 us
+// at 688128, all of which they hold, and at 688132, one block 371; at 1048576 370, 414, online 399. (16-bit rows of six
+// times as many take an H100 575, online 571.) Some of it comes at once, as registers are few.
 struct SharingShape {
   int blocks, vectors, most_held;
 };

@@ -217,7 +217,7 @@ int main() {
   CHECK(runs["online, clusters"] > 30);
   CHECK(runs["online, clusters, fused"] > 30);
   // and for the registers and the shared memory of clusters, which read the rest twice
-  runs = testing::run({{{4, 900003}, {}, {1}}, {{4, 450000}, {450008, 1}, {1}, 1}}, {blackwell}, 1000, launch);
+  runs = testing::run({{{4, 900003}, {}, {1}}, {{4, 700000}, {700008, 1}, {1}, 1}}, {blackwell}, 1000, launch);
   CHECK(runs["cluster, clusters, twice"] >= 10);
   // masks alone, which are read in ways of their own: of so few shapes, each time with another mask and scale
   const std::vector<testing::Case> masked{{{2, 19, 72}, {}, {1}},  {{5, 11, 136}, {}, {1}}, {{80, 70}, {}, {1}},
