@@ -97,7 +97,16 @@ def test_many_wide_rows_that_clusters_hold(dim: int, gap: int, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
     ("floats", "gap"),
-    [(327_684, 0), (330_001, 8), (400_001, 8), (655_361, 0), (688_132, 0), (700_000, 0), (1_300_003, 8), (2_000_001, 0)],
+    [
+        (327_684, 0),
+        (330_001, 8),
+        (400_001, 8),
+        (655_361, 0),
+        (688_132, 0),
+        (700_000, 0),
+        (1_300_003, 8),
+        (2_000_001, 0),
+    ],
 )
 def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, dtype: torch.dtype, log: bool) -> None:
     dim = floats * 4 // dtype.itemsize

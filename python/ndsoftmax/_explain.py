@@ -125,7 +125,8 @@ class Explanation:
             lines["shared"] = f"{self.shared_bytes} bytes a block"
         if self.splits > 1:
             lines["splits"] = f"{self.splits} parts a {each}, {self.workspace_bytes} bytes of workspace"
-        lines["memory"] = f"{size(self.bytes)} to move, each element read {'once' if self.passes == 1 else 'at most twice'}"
+        times = "once" if self.passes == 1 else "at most twice"
+        lines["memory"] = f"{size(self.bytes)} to move, each element read {times}"
         if self.seconds is not None:
             lines["at best"] = f"{self.seconds * 1e6:.1f} µs at {self.bandwidth:.0f} GB/s"
         return "\n".join(f"{name:<8} {text}" for name, text in lines.items())

@@ -736,9 +736,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto parts = [&] {
     const auto any_fits = [&](const auto& shapes) { return std::any_of(shapes.begin(), shapes.end(), fits); };
     const bool overlaps = begin_within_sectors(problem, plan);  // also in place, where bits are to be the same
-    if (!(words      ? any_fits(tuning::kColumnWordsShapes)
-          : overlaps ? any_fits(tuning::kOverlappingShapes)
-                     : any_fits(tuning::kColumnsShapes)))
+    if (!(words          ? any_fits(tuning::kColumnWordsShapes)
+          : overlaps     ? any_fits(tuning::kOverlappingShapes)
+          : operands > 1 ? any_fits(tuning::kColumnsBackwardShapes)
+                         : any_fits(tuning::kColumnsShapes)))
       return false;
     const int least = tuning::kColumnsBlock * (shifted ? 2 : 1);  // threads
     const auto width_now = [&] { return std::max<std::int64_t>(plan.run, least / along); };

@@ -442,16 +442,37 @@ inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster
 inline constexpr int kColumnsClusterBlock = 256;
 
 // Bytes of neighbouring columns, threads of a block, and blocks that share dim: the first that holds a column is taken.
-// Several blocks on a multiprocessor, of which some load while others exponentiate, are worth more than long segments.
+// Several blocks on a multiprocessor, of which some load while others exponentiate, are worth more than long segments,
+// and so is that a warp has all of dim, whose states then meet without a barrier (16 x 80 x 160 x 160 of float32: 65 us
+// by half lines, 67 by whole ones and two warps, of 16 bits 37, 38).
 struct ColumnsShape {
   int segment, threads, cluster;
 };
 inline constexpr Array kColumnsShapes{
+    ColumnsShape{kLineBytes, kWarp, 1},
+    ColumnsShape{64, kWarp, 1},
     ColumnsShape{kLineBytes, 128, 1},
     ColumnsShape{64, 128, 1},
     ColumnsShape{64, 256, 1},
     ColumnsShape{64, 256, 2},
     ColumnsShape{64, 256, 4},
+    ColumnsShape{64, 256, 8},
+    ColumnsShape{64, 256, 16},
+    ColumnsShape{kSectorBytes, 256, 16},
+    ColumnsShape{kSectorBytes, 512, 16},
+};
+
+// Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
+// exponentiated. So whole lines, over more blocks, as long as these are not a GPC's (32 x 2048 x 2048 of float32, dim
+// 1: 396 us, by half lines 471, of 16 bits 198, 211; 512 x 65536, dim 0: 106, 119, of 16 bits 55, 62. Forward of 16
+// bits 167 instead of 153).
+inline constexpr Array kColumnsBackwardShapes{
+    ColumnsShape{kLineBytes, 128, 1},
+    ColumnsShape{64, 128, 1},
+    ColumnsShape{kLineBytes, 256, 2},
+    ColumnsShape{kLineBytes, 256, 4},
+    ColumnsShape{kLineBytes, 256, 8},
+    ColumnsShape{64, 256, 1},  // without clusters
     ColumnsShape{64, 256, 8},
     ColumnsShape{64, 256, 16},
     ColumnsShape{kSectorBytes, 256, 16},
