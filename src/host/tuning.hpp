@@ -321,7 +321,7 @@ inline constexpr int kAnyThreads = std::numeric_limits<int>::max();
 inline constexpr Array kSharingShapes{SharingShape{3, 7, 384}, SharingShape{2, 7, kAnyThreads},
                                       SharingShape{2, 8, kAnyThreads}};
 inline constexpr int kClusterTimesHeld = 5;
-inline constexpr int kClusterRestVectors = 2;
+inline constexpr int kClusterRestVectors = 2;  // that a thread loads together of what it reads twice
 constexpr bool fills_badly(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
   return blocks <= 1 || (cluster == kGpc && 10 * blocks * threads < 9 * kMaxBlock);
@@ -463,9 +463,9 @@ inline constexpr Array kColumnsShapes{
 };
 
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
-// exponentiated. So whole lines, over more blocks, as long as these are not a GPC's (32 x 2048 x 2048 of float32, dim
-// 1: 396 us, by half lines 471, of 16 bits 198, 211; 512 x 65536, dim 0: 106, 119, of 16 bits 55, 62. Forward of 16
-// bits 167 instead of 153).
+// exponentiated. So whole lines, over more blocks, as long as these are not a GPC's (32 x 2048 x 2048, dim 1, takes 16
+// % less time than by half lines, of 16 bits 6 %; 512 x 65536, dim 0, 10 %, of 16 bits 10 %. Forward of 16 bits takes 9
+// % more.)
 inline constexpr Array kColumnsBackwardShapes{
     ColumnsShape{kLineBytes, 128, 1},
     ColumnsShape{64, 128, 1},
