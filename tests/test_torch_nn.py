@@ -72,6 +72,15 @@ def test_softmax2d(device: str) -> None:
         module(normal(3, 4, device=device))
 
 
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+@pytest.mark.parametrize(
+    "module", [ndsoftmax.nn.Softmax(), ndsoftmax.nn.LogSoftmax(), ndsoftmax.nn.Softmax(1), ndsoftmax.nn.Softmax2d()]
+)
+def test_symbolic_trace(module: torch.nn.Module) -> None:
+    x = normal(3, 4, 5, device="cpu")
+    assert torch.equal(torch.fx.symbolic_trace(torch.nn.Sequential(module))(x), module(x))
+
+
 @pytest.mark.parametrize(
     "module", [ndsoftmax.nn.Softmax(1), ndsoftmax.nn.LogSoftmax(0), ndsoftmax.nn.Softmax2d()], ids=repr
 )

@@ -117,8 +117,9 @@ def check_bias(bias: object, input: Tensor, computed_dtype: torch.dtype) -> None
 def _check_beside(name: str, tensor: object, input: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, but got {type(tensor).__name__}")
-    if tensor.layout is not torch.strided:
-        raise TypeError(f"{name} must be a strided tensor, but its layout is {tensor.layout}")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise TypeError(f"{name} must be a strided tensor, but its layout is {layout}")
     if tensor.device != input.device:
         raise RuntimeError(f"{name} must be on input's device, {input.device}, but is on {tensor.device}")
 
@@ -135,8 +136,10 @@ def check_broadcast(name: str, tensor: Tensor, input: Tensor) -> None:
         )
 
 
-def is_sure(condition: bool | torch.SymBool) -> bool:
+def is_sure(condition: bool | torch.SymBool | Tensor) -> bool:
     """Whether it holds whatever sizes and numbers turn out that a tracer does not know."""
+    if isinstance(condition, Tensor):  # of sizes in torch.jit.trace
+        return bool(condition)
     if isinstance(condition, bool) and not is_dynamo_compiling():  # (to which every condition is a bool)
         return condition
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # which takes long to import

@@ -384,7 +384,7 @@ def _one_of(batch: Tensor | None, batch_dim: int | None) -> Tensor | None:
     """A tensor as one of the batch is, but for its elements."""
     if batch is None or batch_dim is None:
         return batch
-    return batch.new_empty(1).expand([size for axis, size in enumerate(batch.shape) if axis != batch_dim])
+    return batch.new_empty(()).expand([size for axis, size in enumerate(batch.shape) if axis != batch_dim])
 
 
 def _batched(

@@ -50,11 +50,18 @@ class Softmax2d(torch.nn.Softmax2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dim() not in (3, 4):
-            raise ValueError(f"input must have 3 or 4 dimensions, but has {input.dim()}")
-        return softmax(input, -3)
+        return softmax(input, _channels(input))
 
 
+# What these decide by the input's dimensions is a node of its own in torch.fx's graphs.
+@torch.fx.wrap
+def _channels(input: Tensor) -> int:
+    if input.dim() not in (3, 4):
+        raise ValueError(f"input must have 3 or 4 dimensions, but has {input.dim()}")
+    return -3
+
+
+@torch.fx.wrap
 def _implicit_dim(name: str, input: Tensor) -> int:
     """The dimension that torch takes for dim=None, with torch's warning, which points at the module's caller."""
     if torch.compiler.is_compiling():  # a graph cannot warn
