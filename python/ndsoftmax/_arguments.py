@@ -14,14 +14,19 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NAMES = "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
 
 
-def check_tensor(name: str, tensor: object) -> None:
-    """Raises unless `tensor` is a strided tensor on a device that this build has kernels for."""
+def _check_strided(name: str, tensor: object) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, but got {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} must be a strided tensor, but its layout is {tensor.layout}")
     if tensor.is_nested:
         raise TypeError(f"{name} must be a strided tensor, but is nested")
+    return tensor
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    """Raises unless `tensor` is a strided tensor on a device that this build has kernels for."""
+    tensor = _check_strided(name, tensor)
     if tensor.is_quantized:
         raise TypeError(f"{name} must not be quantized, but its dtype is {tensor.dtype}")
     if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
@@ -115,11 +120,7 @@ def check_bias(bias: object, input: Tensor, computed_dtype: torch.dtype) -> None
 
 
 def _check_beside(name: str, tensor: object, input: Tensor) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, but got {type(tensor).__name__}")
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        layout = "nested" if tensor.is_nested else tensor.layout
-        raise TypeError(f"{name} must be a strided tensor, but its layout is {layout}")
+    tensor = _check_strided(name, tensor)
     if tensor.device != input.device:
         raise RuntimeError(f"{name} must be on input's device, {input.device}, but is on {tensor.device}")
 

@@ -41,10 +41,8 @@ class MoreVectors {
   }
   __device__ __forceinline__ void raise(const Operation& operation, const RowOf& row, int step, State& state) {
     for (int first = rest_; first < row.reach(); first += kTogether * step) {
-      typename RowOf::Raw raw[kTogether];
-      row.load(first, step, row.reach(), raw);
       Term terms[kTogether * kVector];
-      row.resolved_terms(raw, first, step, kTogether, terms);
+      load_rest(row, first, step, terms);
       operation.template accumulate<kTogether, kVector, kVector>(of_rest_, terms);
     }
     await_copies();
@@ -64,10 +62,8 @@ class MoreVectors {
     const int left = row.reach() - rest_, apart = kTogether * step;
     for (int turn = left > 0 ? (left - 1) / apart : -1; turn >= 0; --turn) {
       const int at = rest_ + turn * apart;
-      typename RowOf::Raw raw[kTogether];
-      row.load(at, step, row.reach(), raw);
       Term terms[kTogether * kVector];
-      row.resolved_terms(raw, at, step, kTogether, terms);
+      load_rest(row, at, step, terms);
 #pragma unroll
       for (int i = 0; i < kTogether; ++i)
         row.store(at, i * step, [&](int k) { return finish.again(terms[i * kVector + k], log); });
@@ -79,6 +75,12 @@ class MoreVectors {
 
  private:
   static constexpr int kTogether = tuning::kClusterRestVectors;
+
+  __device__ __forceinline__ static void load_rest(const RowOf& row, int first, int step, Term* terms) {
+    typename RowOf::Raw raw[kTogether];
+    row.load(first, step, row.reach(), raw);
+    row.resolved_terms(raw, first, step, kTogether, terms);
+  }
 
   __device__ __forceinline__ static Source* slot(int i) {
     return reinterpret_cast<Source*>(dynamic_shared_memory()) +
