@@ -15,7 +15,7 @@
 // Columns that no vectors divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
 // what bounds them is instructions. Rows of 16 bits may begin within a word: there, words are shifted by a column, so
 // that all that is loaded and stored are words. A thread has rows that begin alike; states of the same column meet as
-// those of other threads along dim do.
+// those of other threads along dim do. Of few rows, where that would be most of the work, columns are held one by one.
 //
 // Other such columns are folded, where dim times the columns is one run of memory that vectors do divide: as many
 // elements of dim as fill whole vectors count as one, of as many times the columns, and states of the same column meet
@@ -106,9 +106,9 @@ class ColumnsExchange {
 
   // After a barrier, what two teams told together.
   template <typename PlaceOf>
-  __device__ __forceinline__ States of_two(const PlaceOf& place, int first_team) const {
-    States states = at(of_teams(first_team), place);
-    const States second = at(of_teams(first_team + 1), place);
+  __device__ __forceinline__ States of_two(const PlaceOf& place) const {
+    States states = at(of_teams(0), place);
+    const States second = at(of_teams(1), place);
 #pragma unroll
     for (int k = 0; k < kVector; ++k) states.state[k].combine(second.state[k]);
     return states;
@@ -120,7 +120,7 @@ class ColumnsExchange {
     tell(held, place, team, speaks);
     __syncthreads();
     if constexpr (kShifts)
-      if (teams_ == 2 && cluster == 1) return of_two(place, 0);
+      if (teams_ == 2 && cluster == 1) return of_two(place);
     States* const whole = this->whole();
     // the first place of a column: folded ones have `fold` places, a strip apart
     const int strip = arguments_.strip.size, folded = strip << log2_fold;
@@ -669,25 +669,18 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     await_kernel_before();
     let_next_kernel_begin();
     const auto rows = [&](int first) { return beyond ? 0 : (arguments.dim + 1 - first) / 2; };
-    HeldOf held[kTurns][2];
+    HeldOf held[2];
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn)
+    for (int first = 0; first < 2; ++first) place_of(0, first).load(held[first], 0, rows(1), rows(first));
 #pragma unroll
-      for (int first = 0; first < 2; ++first) place_of(turn, first).load(held[turn][first], turn, rows(1), rows(first));
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn)
-#pragma unroll
-      for (int first = 0; first < 2; ++first)
-        exchange.tell(held[turn][first].reduce(1, 1), place_of(turn, first), 2 * turn + first, true);
+    for (int first = 0; first < 2; ++first) exchange.tell(held[first].reduce(1, 1), place_of(0, first), first, true);
     __syncthreads();
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn)
-#pragma unroll
-      for (int first = 0; first < 2; ++first) {
-        const PlaceOf place = place_of(turn, first);
-        const auto states = exchange.of_two(place, 2 * turn);
-        place.store(held[turn][first], HeldOf::finish(states, states, arguments.fusing), rows(first));
-      }
+    for (int first = 0; first < 2; ++first) {
+      const PlaceOf place = place_of(0, first);
+      const auto states = exchange.of_two(place);
+      place.store(held[first], HeldOf::finish(states, states, arguments.fusing), rows(first));
+    }
   } else if constexpr (kTurns > 1) {
     await_kernel_before();
     let_next_kernel_begin();
@@ -793,7 +786,10 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     };
     constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
     if (plan.vector == kVector) return launch.template operator()<kVector>();
-    launch.template operator()<tuning::columns_word(sizeof(Source))>();
+    constexpr int kWord = tuning::columns_word(sizeof(Source));
+    if constexpr (kWord > 1)
+      if (plan.vector == 1) return launch.template operator()<1>();
+    launch.template operator()<kWord>();
   });
 }
 

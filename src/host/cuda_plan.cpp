@@ -639,19 +639,26 @@ bool words_shift(const Problem& problem, const Plan& plan) {
   return holds_words(problem, plan) && !columns_are_vectors(problem, plan.vector);
 }
 
-// Whether some rows of a result begin within a sector, and kernels can tell which of its vectors a tile is to write.
-bool begin_within_sectors(const Problem& problem, const Plan& plan) {
-  const int source = size_of(problem.source), result = size_of(problem.result);
-  if (!tuning::columns_may_overlap(plan.vector * source, source, result, problem.fused.any)) return false;
+// Whether some rows of a result begin within a sector.
+bool begin_within_sectors(const Problem& problem) {
   const auto begins_on_sectors = [&](const Axis& axis) {
-    return axis.rank == 0 || axis.groups[0].stride[kResult] * result % tuning::kSectorBytes == 0;
+    return std::all_of(axis.groups.begin(), axis.groups.begin() + axis.rank, [&](const Group& group) {
+      return group.stride[kResult] * size_of(problem.result) % tuning::kSectorBytes == 0;
+    });
   };
   return !begins_on_sectors(problem.outer) || !begins_on_sectors(problem.dim);
 }
 
+// And kernels can tell which of its vectors a tile is to write.
+bool tiles_may_overlap(const Problem& problem, const Plan& plan) {
+  const int source = size_of(problem.source), result = size_of(problem.result);
+  return tuning::columns_may_overlap(plan.vector * source, source, result, problem.fused.any) &&
+         begin_within_sectors(problem);
+}
+
 // Vectors that a tile has of the next one, so that it can write such sectors whole.
 int columns_overlap(const Problem& problem, const Plan& plan) {
-  if (problem.in_place || !begin_within_sectors(problem, plan)) return 0;  // in place, another may have written them
+  if (problem.in_place || !tiles_may_overlap(problem, plan)) return 0;  // in place, another may have written them
   const int bytes = plan.vector * size_of(problem.result);
   return holds_words(problem, plan) ? tuning::kSectorBytes / bytes : (tuning::kSectorBytes - 1) / bytes;
 }
@@ -664,9 +671,7 @@ int columns_kernel(const Problem& problem, const Plan& plan, int fold, bool shif
     const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
     return size.vectors >= vectors && size.max_block >= plan.block;
   };
-  if (shifted && !alone) return tuning::kShiftedWordsKernel;
-  if (shifted)
-    return holds(tuning::kFewShiftedWordsKernel) ? tuning::kFewShiftedWordsKernel : tuning::kAllShiftedWordsKernel;
+  if (shifted) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
   int kernel = alone ? 0 : 1;
   while (!holds(kernel)) ++kernel;
   return kernel;
@@ -685,19 +690,22 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
   if (layout.fold > 1 && dim < tuning::columns_min_folded(problem.direction)) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
-  const tuning::ColumnsKernel& largest_kernel =
-      words ? tuning::kColumnWordsKernels[tuning::kWordsKernel] : tuning::kColumnsKernels.back();
+  const bool singles = tuning::are_singles(vector * bytes);
+  const tuning::ColumnsKernel& largest_kernel = singles ? tuning::kColumnSinglesKernels.back()
+                                                : words ? tuning::kColumnWordsKernels[tuning::kWordsKernel]
+                                                        : tuning::kColumnsKernels.back();
   const int most = largest_kernel.vectors / operands, most_threads = largest_kernel.max_block;
+  if (singles && (dim > most || strip * bytes < tuning::kColumnsMinStrip)) return {};
 
-  // Threads along dim, which are a power of two where a warp has several. A block that needs no others may rather have
-  // more threads of fewer vectors: the time from its last load to its first store is short.
+  // Threads along dim, which are a power of two where a warp has several rows. A block that needs no others may rather
+  // have more threads of fewer vectors: the time from its last load to its first store is short.
   const auto threads_for = [&](std::int64_t run, int cluster) {
     const std::int64_t rows = divide_up(dim, cluster);
     std::int64_t along = divide_up(rows, most);
     if (shifted && (along > 1 || cluster > 1)) along = divide_up(along, 2) * 2;  // all rows of a thread begin alike
-    if (std::has_single_bit(static_cast<std::uint64_t>(run))) along = power_of_two_from(along);
-    while (cluster == 1 && operands == 1 && !words && 2 * run * along <= tuning::columns_block(bytes) &&
-           divide_up(rows, along) > tuning::kColumnsKernels[1].vectors)
+    if (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))) along = power_of_two_from(along);
+    while (cluster == 1 && !words && 2 * run * along <= tuning::columns_block(bytes) &&
+           divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
       along *= 2;
     return along;
   };
@@ -710,7 +718,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
       for (plan.cluster = 1; plan.cluster <= architecture.max_cluster; ++plan.cluster) {
         along = threads_for(strip, plan.cluster);
         const std::int64_t one = strip * along, room = plan.cluster == 1 ? problem.outer.size : 1;
-        if (one > (plan.cluster == 1 ? most_threads : largest)) continue;
+        if (one > largest) continue;
         std::int64_t strips = std::clamp<std::int64_t>(tuning::kColumnsBlock / one, 1, room);
         for (std::int64_t more = strips + 1; more <= room && more * one <= 2 * tuning::kColumnsBlock; ++more)
           if (more * whole_warps(strips * one) > strips * whole_warps(more * one)) strips = more;
@@ -735,14 +743,17 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   const auto parts = [&] {
     const auto any_fits = [&](const auto& shapes) { return std::any_of(shapes.begin(), shapes.end(), fits); };
-    const bool overlaps = begin_within_sectors(problem, plan);  // also in place, where bits are to be the same
+    const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
     if (!(words          ? any_fits(tuning::kColumnWordsShapes)
           : overlaps     ? any_fits(tuning::kOverlappingShapes)
           : operands > 1 ? any_fits(tuning::kColumnsBackwardShapes)
                          : any_fits(tuning::kColumnsShapes)))
       return false;
+    // sectors that are written in parts are as slow as to read twice
+    if (bytes == 2 && !words && plan.run * vector * bytes <= tuning::kSectorBytes && begin_within_sectors(problem))
+      return false;
     const int least = tuning::kColumnsBlock * (shifted ? 2 : 1);  // threads
-    const auto width_now = [&] { return std::max<std::int64_t>(plan.run, least / along); };
+    const auto width_now = [&] { return plan.run * std::max<std::int64_t>(1, least / (along * plan.run)); };
     const auto few = [&] { return divide_up(vectors, width_now()) * plan.cluster < device.multiprocessors; };
     const int least_rows = std::max(tuning::kColumnsMinRows, plan.vector * largest_kernel.vectors);
     while (few() && 2 * plan.cluster <= architecture.max_cluster && dim >= 2 * plan.cluster * least_rows)
@@ -751,11 +762,12 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     width = width_now();
     return true;
   };
+  const int least_strip = words && !singles ? tuning::column_words_min_strip(bytes, false) : tuning::kColumnsMinStrip;
   if (shifted && strip * vector * bytes <= tuning::column_words_min_strip(bytes, true)) {
     if (strip < kWarp || !whole()) return {};
   } else if (shifted && problem.in_place) {
     return {};
-  } else if (layout.fold > 1 || strip * vector * bytes < tuning::kColumnsMinStrip) {
+  } else if (layout.fold > 1 || strip * vector * bytes < least_strip) {
     const bool runs = slabs_are_runs(problem) && problem.dim.groups[0].stride[kResult] == problem.inner.size;
     if (!runs || !whole()) return {};
   } else if (!parts()) {
@@ -765,6 +777,9 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
   plan.block = static_cast<int>(whole_warps(width * along));
+  const bool alone = plan.threads_per_row == 1 && layout.fold == 1 && !shifted;
+  if (alone && plan.items * operands <= tuning::columns_kernel(vector * bytes, 0).vectors)
+    plan.block = tuning::kColumnsBlock;  // several tiles
   const int kernel = columns_kernel(problem, plan, layout.fold, shifted);
   const int turns = tuning::columns_kernel(vector * bytes, kernel).turns;
   if (turns > 1 && !shifted) width = plan.block = tuning::kColumnsBlock;
@@ -795,6 +810,12 @@ bool folds_cheaper(const Problem& problem, const Plan& folded, const Plan& words
   return folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * words.threads_per_row;
 }
 
+// Whether threads rather have single 16-bit columns than words that are shifted.
+bool suits_singles(const Problem& problem) {
+  return problem.direction == Direction::forward || problem.dim.size <= tuning::kColumnSinglesBackwardDim ||
+         strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true);
+}
+
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
   if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
@@ -803,11 +824,15 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (columns_are_vectors(problem, vector)) return of(vector);
   std::optional<Plan> words;
   const bool aligned = columns_are_vectors(problem, word);
-  if (aligned && strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false)) words = of(word);
-  if (words && problem.direction == Direction::forward) return words;
+  if (aligned) words = of(word);
+  const bool parts = strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false);
+  if (words && parts && problem.direction == Direction::forward) return words;
   const auto folded = slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
-  if (folded && (!words || folds_cheaper(problem, *folded, *words))) return folded;
-  return aligned || problem.fused.any || !words_may_shift(problem) ? words : of(word);
+  if (folded && (!words || !parts || folds_cheaper(problem, *folded, *words))) return folded;
+  if (aligned || problem.fused.any) return words;
+  if (bytes == 2 && suits_singles(problem) && columns_are_vectors(problem, 1))
+    if (const auto singles = of(1)) return singles;
+  return words_may_shift(problem) ? of(word) : std::nullopt;
 }
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
@@ -859,6 +884,9 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   if (cluster == 0) fit(most);
   if (cluster == 0) fit(std::min<std::int64_t>(tuning::kTileLastBytes, most_shared - tuning::kTileMeetingBytes));
   if (cluster == 0) return {};
+  const bool vectors = columns_are_vectors(problem, tuning::strided_vector(bytes, false));
+  if (cluster == tuning::kGpc && width < strip && !problem.fused.any && !tuning::tile_may_take_gpc(bytes, vectors))
+    return {};
   if (cluster == 1 && column * width < target) {
     const std::int64_t columns = target / column;
     if (columns >= strip) {
@@ -949,6 +977,11 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   return plan;
 }
 
+// Whether whole strips are held as words that are shifted.
+bool shifts_strips(const Problem& problem, const Plan& plan) {
+  return words_shift(problem, plan) && plan.run == columns_layout(problem, plan).inner;
+}
+
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   Plan plan;
   plan.why = "dim is longer than a tile: online softmax over columns, then a second pass";
@@ -957,8 +990,11 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   } else if (!fuses_in_place(problem)) {
     plan.why = "16 bits would round what is added: online softmax over columns, then a second pass";
   } else {
-    if (const auto held = columns_plan(problem, device, architecture)) return *held;
-    if (const auto tile = tile_plan(problem, device, architecture)) return *tile;
+    const auto held = columns_plan(problem, device, architecture);
+    if (held && !(shifts_strips(problem, *held) && problem.direction == Direction::forward)) return *held;
+    const auto tile = tile_plan(problem, device, architecture);
+    if (held && !(tile && tile->cluster <= tuning::kTileWordsCluster)) return *held;
+    if (tile) return *tile;
     if (!tiles_take_dim(problem))
       plan.why = "several dimensions, and results of another type: online softmax over columns, then a second pass";
   }
@@ -968,12 +1004,15 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   if (device.compute_capability < tuning::kAllKernelsFrom || !columns_are_vectors(problem, plan.vector))
     plan.vector = 1;
 
-  // Neighbouring threads share a line of memory along the columns, or all columns there are; where no dimension runs
+  // Neighbouring threads share a segment of memory along the columns, or all columns there are; where no dimension runs
   // faster than dim, they are neighbours along dim.
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
-  const std::int64_t together = power_of_two_from(problem.inner.size / plan.vector);
-  const std::int64_t width =
-      std::clamp<std::int64_t>(tuning::kLineBytes / (bytes * plan.vector), 1, std::min<std::int64_t>(together, kWarp));
+  const std::int64_t neighbours = problem.inner.size / plan.vector, together = power_of_two_from(neighbours);
+  std::int64_t width =
+      std::min<std::int64_t>(together, tuning::strided_online_lanes(plan.vector, bytes, begin_within_sectors(problem)));
+  while (width < neighbours && width * plan.vector * bytes > tuning::kLineBytes &&
+         tuning::kStridedOnlineSegments * width > neighbours)
+    width /= 2;
   const std::int64_t tiles = divide_up(columns, width);
   // every block of a tile combines the states of all: where there are many, fewer and larger ones
   const bool large = tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;

@@ -384,23 +384,27 @@ inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKerne
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all.
 inline constexpr int kColumnsWordBytes = 4;
 inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{32, 1, 512, 2},
-                                           ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 256, 4},
-                                           ColumnsKernel{8, 3, 256, 4}};
+                                           ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 256, 4}};
+// And where words do not divide columns of 16 bits, of which threads have all of dim, one each: what each costs is more
+// than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
+// columns 58).
+inline constexpr Array kColumnSinglesKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{16, 2, 128, 8}};
 constexpr bool are_words(int vector_bytes) { return vector_bytes < kVectorBytes; }
+constexpr bool are_singles(int vector_bytes) { return vector_bytes < kColumnsWordBytes; }
 // Whether tiles may overlap: where something is fused, and of 16 bits, to ask which vector is whose takes registers
-// that there are not, and results of 16 bits would overlap by three.
+// that there are not, and results of 16 bits would overlap by three; single columns would by sixteen.
 constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
-  return are_words(vector_bytes) || (source_bytes == 4 && result_bytes == 4 && !fused);
+  return !are_singles(vector_bytes) && (are_words(vector_bytes) || (source_bytes == 4 && result_bytes == 4 && !fused));
 }
 inline constexpr int kOverlapPart = 8;  // of the vectors that a tile has, at most
-// The last three are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
-// that have rows that begin alike, and of such as have all of dim, or all of several tiles.
-inline constexpr int kWordsKernel = 1, kShiftedWordsKernel = 2, kAllShiftedWordsKernel = 3, kFewShiftedWordsKernel = 4;
+// The last two are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
+// that have rows that begin alike, and of such as have all of dim.
+inline constexpr int kWordsKernel = 1, kShiftedWordsKernel = 2, kAllShiftedWordsKernel = 3;
 constexpr bool shifts_words(int vector_bytes, int kernel) {
-  return are_words(vector_bytes) && kernel >= kShiftedWordsKernel;
+  return vector_bytes == kColumnsWordBytes && kernel >= kShiftedWordsKernel;
 }
 constexpr bool shifts_all_words(int vector_bytes, int kernel) {
-  return are_words(vector_bytes) && kernel >= kAllShiftedWordsKernel;
+  return vector_bytes == kColumnsWordBytes && kernel == kAllShiftedWordsKernel;
 }
 // Columns of a word.
 constexpr int columns_word(int source_bytes) {
@@ -411,9 +415,13 @@ constexpr int columns_word(int source_bytes) {
 constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
   if (source_bytes == 8) return 0;
   if (!are_words(vector_bytes)) return kColumnsKernels.size();
-  return fused ? 0 : source_bytes == 2 && result_bytes == 2 ? kColumnWordsKernels.size() : kShiftedWordsKernel;
+  const bool halves = source_bytes == 2 && result_bytes == 2;
+  if (fused) return 0;
+  if (are_singles(vector_bytes)) return halves ? kColumnSinglesKernels.size() : 0;
+  return halves ? kColumnWordsKernels.size() : kShiftedWordsKernel;
 }
 constexpr const ColumnsKernel& columns_kernel(int vector_bytes, int kernel) {
+  if (are_singles(vector_bytes)) return kColumnSinglesKernels[kernel];
   return are_words(vector_bytes) ? kColumnWordsKernels[kernel] : kColumnsKernels[kernel];
 }
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
@@ -428,8 +436,11 @@ constexpr int columns_min_folded(Direction direction) { return direction == Dire
 // Backward, columns that could be words as well are folded where clusters are no larger, whose blocks wait for each
 // other, and states that meet are not twice as many.
 inline constexpr int kColumnsFoldedStates = 2;
-// Bytes: of shorter strips, too much would overlap, or, of 16 bits, where words need not be shifted, it would take
-// longer than tiles do (100 x 10 x 100: 3.5 us instead of 5.9; 300 x 54: 13.2 instead of 9.6).
+// Backward, single columns have all of a dim up to this, or of any that they hold where shifted words would have whole
+// strips (8 x 8 x 263169: 38 us, words 30; 3905 x 6 x 179: 11.1, 12.3).
+inline constexpr int kColumnSinglesBackwardDim = 4;
+// Bytes: of shorter strips, words have whole ones, or too much would overlap. Aligned vectors of several rows are
+// folded, where they can be, sooner than words.
 constexpr int column_words_min_strip(int source_bytes, bool shifted) {
   return source_bytes == 2 && !shifted ? 192 : 512;
 }
@@ -437,8 +448,16 @@ inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbo
 inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
 // up to which more threads share dim than must; of 16 bits each has as many more columns to combine
 constexpr int columns_block(int source_bytes) { return source_bytes == 2 ? 128 : 256; }
+// Elements of dim that a thread rather has, where `run` lanes have neighbours. Those of short strips lie as far apart
+// as dim is long: more threads along it find more of what they want in a line (58254 x 9 x 8 of 16 bits: forward 7.8
+// us, one thread 19.5, backward 7.9, 16.8; 200000 x 8 x 4 of float32: 14.9, 31 and 18.9, 36.8).
+constexpr int columns_rather_held(int run, int source_bytes, Direction direction) {
+  if (direction == Direction::backward) return run <= 2 ? 3 : kColumnsKernels.back().vectors;
+  return run > 2 ? kColumnsKernels[1].vectors : run == 1 && source_bytes == 2 ? 5 : 7;
+}
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
-// Whole strips: a single block may be larger than those of a cluster, of which some should load while others wait.
+// Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
+// float32: 39 us by two of 224 threads, 42 by one of 352).
 inline constexpr int kColumnsClusterBlock = 256;
 
 // Bytes of neighbouring columns, threads of a block, and blocks that share dim: the first that holds a column is taken.
@@ -465,18 +484,12 @@ inline constexpr Array kColumnsShapes{
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
 // exponentiated. So whole lines, over more blocks, as long as these are not a GPC's. (Less time than by half lines, at
 // least: 32 x 2048 x 2048, dim 1, a tenth, of 16 bits 1/18; 512 x 65536, dim 0, 1/20, of 16 bits 1/13. Forward of 16
-// bits takes 9 % more.)
+// bits takes 9 % more.) Nor are they to be larger than that: to read twice takes less (40000 x 1024 of float32, dim 0:
+// 201 us, 232).
 inline constexpr Array kColumnsBackwardShapes{
-    ColumnsShape{kLineBytes, 128, 1},
-    ColumnsShape{64, 128, 1},
-    ColumnsShape{kLineBytes, 256, 2},
-    ColumnsShape{kLineBytes, 256, 4},
-    ColumnsShape{kLineBytes, 256, 8},
-    ColumnsShape{64, 256, 1},  // without clusters
-    ColumnsShape{64, 256, 8},
-    ColumnsShape{64, 256, 16},
-    ColumnsShape{kSectorBytes, 256, 16},
-    ColumnsShape{kSectorBytes, 512, 16},
+    ColumnsShape{kLineBytes, 128, 1}, ColumnsShape{64, 128, 1},         ColumnsShape{kLineBytes, 256, 2},
+    ColumnsShape{kLineBytes, 256, 4}, ColumnsShape{kLineBytes, 256, 8}, ColumnsShape{64, 256, 1},  // without clusters
+    ColumnsShape{64, 256, 8},         ColumnsShape{64, 256, 16},        ColumnsShape{kSectorBytes, 256, 16},
 };
 
 // Of rows of which some begin within a sector, so that tiles overlap by a vector: longer segments, that this be little.
@@ -487,12 +500,12 @@ inline constexpr Array kOverlappingShapes{
 };
 
 // Of words, which overlap by a sector: longer segments, that this be little (256 x 512 x 511 of float32, dim 1: 178 us
-// at 512 bytes, 181 at 256, 214 folded; 512 x 65537, dim 0: 97, 96, 144 as tiles), and shorter ones only where a
-// cluster could not hold a column otherwise.
+// at 512 bytes, 181 at 256, 214 folded; 512 x 65537, dim 0: 97, 96, 144 as tiles), but rather than clusters of a GPC
+// whole lines (2258 x 18174 of float32, dim 0: 146 us, of 16 bits 89; 158 and 97). Warps have a row each: any number.
 inline constexpr Array kColumnWordsShapes{
-    ColumnsShape{256, 256, 1},         ColumnsShape{256, 256, 2},  ColumnsShape{256, 256, 4},
-    ColumnsShape{256, 256, 8},         ColumnsShape{256, 256, 16}, ColumnsShape{256, 512, 16},
-    ColumnsShape{kLineBytes, 512, 16},
+    ColumnsShape{256, 256, 1},  ColumnsShape{256, 256, 2},         ColumnsShape{256, 256, 4},
+    ColumnsShape{256, 256, 8},  ColumnsShape{kLineBytes, 320, 8},  ColumnsShape{kLineBytes, 192, 16},
+    ColumnsShape{256, 512, 16}, ColumnsShape{kLineBytes, 512, 16},
 };
 // a sector has as many words as results of 16 bits: half of the shortest segment
 static_assert(kColumnWordsShapes.back().segment >= 2 * (kSectorBytes / 2 * kColumnsWordBytes));
@@ -547,6 +560,16 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
   return (source_bytes < result_bytes ? source_bytes : result_bytes) == 2 ? 2 : 1;
 }
 
+// Forward, tiles of so few blocks are better than words that are shifted, of whole strips: in each row, a thread would
+// have some columns twice (10000 x 50 x 147 of 16 bits: 112 us, 130; 4602 x 90 x 81: 57, 80; but 100 x 3001 x 99: 97,
+// 76).
+inline constexpr int kTileWordsCluster = 2;
+// A part of a strip that takes a whole GPC is better read twice (18589 x 834 of float32: 247 us backward, 370; forward
+// 179, 221; as vectors, 14278 x 7448: 364, 414). Not so of single columns of 16 bits (121, 174).
+constexpr bool tile_may_take_gpc(int source_bytes, bool vectors) {
+  return source_bytes == 8 || (source_bytes == 2 && !vectors);
+}
+
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;
 inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
@@ -556,6 +579,14 @@ inline constexpr int kStridedOnlineLarge = 16;
 constexpr int strided_vector(int source_bytes, bool fused) {
   const int vector = kVectorBytes / source_bytes;
   return fused && vector > 4 ? 4 : vector;
+}
+
+// Lanes that have neighbouring columns: segments of 256 bytes. Twice as many where rows begin within sectors, which are
+// slow to write in parts (14278 x 7448 of float32, dim 0: 364 us, by half as many 383, by a quarter 455).
+inline constexpr int kStridedOnlineSegments = 4;  // of a strip, at least, or they are shorter, down to a line
+constexpr int strided_online_lanes(int vector, int source_bytes, bool within_sectors) {
+  if (vector == 1) return source_bytes == 4 ? 2 * kWarp : kWarp;
+  return within_sectors ? kWarp : kWarp / 2;
 }
 
 // Vectors that a thread works on while as many arrive: together what half of its registers hold, addresses included.

@@ -106,9 +106,19 @@ int main() {
       const Plan words = plan(problem(3, dim, inner), gpu(90));
       CHECK(!words.staged && words.vector == 1 && words.passes == 1);
       CHECK(covers(problem(3, dim, inner), words));
+      const Problem halves = problem(3, dim, inner, DType::float16);
+      CHECK(covers(halves, plan(halves, gpu(90))));
     }
   const Plan folded = plan(problem(256, 132, 131), gpu(80));
   CHECK(!folded.staged && folded.vector == 4 && folded.passes == 1);
+  // of 16 bits one by one, where a thread has all of few elements, or shifted words; of short strips whole ones, and
+  // tiles where a thread would have some columns of them twice
+  const Plan singles = plan(problem(64, 4, 341, DType::float16), gpu(90));
+  CHECK(!singles.staged && singles.vector == 1 && singles.threads_per_row == 1 && singles.shared_bytes == 0);
+  CHECK(plan(problem(64, 17, 1001, DType::float16), gpu(90)).vector == 2);
+  const Plan whole = plan(problem(64, 101, 9), gpu(90));
+  CHECK(!whole.staged && whole.vector == 1 && whole.run == 9);
+  CHECK(plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
 
   // every width fits in little shared memory, forward and backward, from and to every dtype, and is covered; also where
   // there are rows enough to stage them
@@ -150,6 +160,14 @@ int main() {
     CHECK(here.shared_bytes <= hopper.shared_bytes_per_block);
     CHECK(covers(rows, here));
   }
+
+  // columns so long that a part of a strip would take a GPC, or sectors be written in parts: read twice
+  hopper.multiprocessors = 132;
+  CHECK(plan(problem(2, 18589, 833), hopper).passes == 2);
+  CHECK(plan(problem(2, 18589, 833, DType::float16), hopper).passes == 1);
+  CHECK(plan(problem(1, 25000, 4008, DType::float16), hopper).passes == 2);
+  CHECK(plan(problem(1, 25000, 4096, DType::float16), hopper).passes == 1);
+  hopper.multiprocessors = 16;
 
   // forward, threads of clusters have some vectors in shared memory
   for (const std::int64_t dim : {210001, 330000, 400001, 655361, 688128, 688129, 1300003, 3440640, 3440641}) {
