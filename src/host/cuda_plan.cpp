@@ -342,15 +342,16 @@ bool is_long(const Rows& rows, const Device& device) {
 }
 
 // What a GPC has under way at once in clusters of this size, which never lie in two of them: rows, by the share of its
-// room for blocks that they take, as the rest is idle. Where a multiprocessor has a single block, which loads and
-// stores in turns, they count half. Of clusters larger than half a GPC it has one, which may then have all of it.
+// room for blocks that they take, as the rest is idle. Blocks load and store in turns: so do fewer of a multiprocessor
+// than overlap well, and count for less. Of clusters larger than half a GPC it has one, which may then have all of it.
 double under_way(const Rows& rows, int cluster) {
   const std::int64_t threads = threads_for(rows, cluster * rows.most_cluster);
   if (threads > tuning::kMaxBlock || threads < tuning::kClusterLeastThreads) return 0;
   if (cluster > tuning::kGpc / 2 && cluster < tuning::kGpc) return 0;
   const auto blocks = static_cast<int>(tuning::kMaxBlock / threads), room = tuning::kGpc * blocks;
   const int resident = room / cluster;
-  return (blocks == 1 ? 0.5 : 1.0) * resident * resident * cluster / room;
+  const double overlap = static_cast<double>(std::min(blocks, tuning::kOverlappingBlocks)) / tuning::kOverlappingBlocks;
+  return overlap * resident * resident * cluster / room;
 }
 
 // Clusters that stay: of the fewest blocks, two a multiprocessor where possible, that have room for two rows; where
