@@ -61,9 +61,9 @@ __device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arg
   return kHasClusters ? arguments.cluster.size : 1;
 }
 
-// Whether vectors are words, whose tiles may overlap.
+// Or what a thread has at once are words, or single columns, of which tiles always overlap if they may.
 template <typename Operation, int kVector>
-inline constexpr bool kWords = tuning::are_words(kVector * sizeof(typename Operation::Source));
+inline constexpr bool kVectors = tuning::are_vectors(kVector * sizeof(typename Operation::Source));
 
 // The states of the columns of one vector: they move through shared memory 16 bytes at a time, where there are as many.
 template <typename Operation, int kVector>
@@ -228,7 +228,7 @@ class HeldColumns {
   // Halves of lines that lie far apart are slow to come: L2 fetches the other one at once, which a neighbour wants
   // (512 x 65536 of float32, dim 0: 78 us instead of 82; 2048 x 16384: 81, 88; of 16 bits as fast without, and what is
   // fused has no registers to spare).
-  static constexpr bool kLines = !kWords<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
+  static constexpr bool kLines = kVectors<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
   using States = VectorStates<Operation, kVector>;
 
   struct Finishes {
@@ -594,7 +594,7 @@ struct Place {
     constexpr bool kMayOverlap =
         tuning::columns_may_overlap(kVector * sizeof(typename Operation::Source), sizeof(typename Operation::Source),
                                     sizeof(Result), Operation::kFused);
-    if (!kMayOverlap || (!kWords<Operation, kVector> && arguments.step == arguments.width))
+    if (!kMayOverlap || (kVectors<Operation, kVector> && arguments.step == arguments.width))
       held.store(finish, result, step(kResult), [] { return true; }, true, true);
     else if (is_column(0) && is_column(kVector - 1))
       held.store(finish, result, step(kResult), whole_sectors(result), true, true);

@@ -9,11 +9,11 @@
 // A strip is the columns that are neighbours in memory. A tile has a part of one, or several; threads take kColumns
 // neighbouring columns each (a word of 16-bit ones) and every along'th element of dim, so that neighbours read
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
-// through distributed shared memory. Where it is longer still, or no strip is worth a tile: the online softmax, which
-// reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in online.cu.
-// Any strides, any number of groups on every axis; only kColumns > 1 assumes that dim is one group, and that the
-// innermost group of columns has stride 1. Where dim is several, elements are copied one by one, and results go back
-// into the tile first, which needs them to be of the source's type (tile_plan() sees to that).
+// through distributed shared memory. Where it is longer still, or a tile not worth its blocks: the online softmax,
+// which reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in
+// online.cu. Any strides, any number of groups on every axis; only kColumns > 1 assumes that dim is one group, and that
+// the innermost group of columns has stride 1. Where dim is several, elements are copied one by one, and results go
+// back into the tile first, which needs them to be of the source's type (tile_plan() sees to that).
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"

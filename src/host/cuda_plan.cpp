@@ -636,8 +636,13 @@ bool words_may_shift(const Problem& problem) {
   return true;
 }
 
+// Or words, or single columns.
+bool holds_vectors(const Problem& problem, const Plan& plan) {
+  return tuning::are_vectors(plan.vector * size_of(problem.source));
+}
+
 bool words_shift(const Problem& problem, const Plan& plan) {
-  return holds_words(problem, plan) && !columns_are_vectors(problem, plan.vector);
+  return !holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector);
 }
 
 // Whether some rows of a result begin within a sector.
@@ -647,7 +652,9 @@ bool begin_within_sectors(const Problem& problem) {
       return group.stride[kResult] * size_of(problem.result) % tuning::kSectorBytes == 0;
     });
   };
-  return !begins_on_sectors(problem.outer) || !begins_on_sectors(problem.dim);
+  Axis slower = problem.inner;
+  slower.rank = std::max(slower.rank - 1, 0);
+  return !begins_on_sectors(problem.outer) || !begins_on_sectors(problem.dim) || !begins_on_sectors(slower);
 }
 
 // And kernels can tell which of its vectors a tile is to write.
@@ -661,24 +668,26 @@ bool tiles_may_overlap(const Problem& problem, const Plan& plan) {
 int columns_overlap(const Problem& problem, const Plan& plan) {
   if (problem.in_place || !tiles_may_overlap(problem, plan)) return 0;  // in place, another may have written them
   const int bytes = plan.vector * size_of(problem.result);
-  return holds_words(problem, plan) ? tuning::kSectorBytes / bytes : (tuning::kSectorBytes - 1) / bytes;
+  return (tuning::kSectorBytes - (holds_vectors(problem, plan) ? 1 : 0)) / bytes;
 }
 
-// Which kernel it runs: one of tuning::kColumnsKernels, or of those for words.
+// Which kernel it runs: one of tuning::kColumnsKernels, or of those for words or single columns. Those that have
+// several tiles have all of dim in each thread.
 int columns_kernel(const Problem& problem, const Plan& plan, int fold, bool shifted) {
-  const int bytes = plan.vector * size_of(problem.source), vectors = plan.items * sources_of(problem);
+  const int source = size_of(problem.source), bytes = plan.vector * source, vectors = plan.items * sources_of(problem);
   const bool alone = plan.threads_per_row == 1 && fold == 1;
-  const auto holds = [&](int kernel) {
-    const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
-    return size.vectors >= vectors && size.max_block >= plan.block;
-  };
   if (shifted) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
-  int kernel = alone ? 0 : 1;
-  while (!holds(kernel)) ++kernel;
-  return kernel;
+  const int kernels = tuning::columns_kernels(bytes, source, size_of(problem.result), problem.fused.any);
+  for (int kernel = 0; kernel < kernels; ++kernel) {
+    const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
+    const bool suits = size.turns > 1 ? alone : size.max_block >= plan.block;
+    if (suits && size.vectors >= vectors) return kernel;
+  }
+  throw std::logic_error("no kernel holds so many columns");
 }
 
-// Vectors of columns, or folded ones, or words, in registers; a thread has every along'th element of dim.
+// Vectors of columns, or folded ones, or words, or single columns, in registers; a thread has every along'th element of
+// dim.
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
                                  int vector) {
   const int bytes = size_of(problem.source), operands = sources_of(problem);
@@ -686,15 +695,15 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   Plan plan;
   plan.regime = Regime::strided;
   plan.vector = vector;
-  const bool words = holds_words(problem, plan), shifted = words_shift(problem, plan);
+  const bool vectors_held = holds_vectors(problem, plan), singles = tuning::are_singles(vector * bytes);
+  const bool shifted = words_shift(problem, plan);
   const ColumnsLayout layout = columns_layout(problem, plan);
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
   if (layout.fold > 1 && dim < tuning::columns_min_folded(problem.direction)) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
-  const bool singles = tuning::are_singles(vector * bytes);
-  const tuning::ColumnsKernel& largest_kernel = singles ? tuning::kColumnSinglesKernels.back()
-                                                : words ? tuning::kColumnWordsKernels[tuning::kWordsKernel]
-                                                        : tuning::kColumnsKernels.back();
+  const tuning::ColumnsKernel& largest_kernel = vectors_held ? tuning::kColumnsKernels.back()
+                                                : singles    ? tuning::kColumnSinglesKernels.back()
+                                                             : tuning::kColumnWordsKernels[tuning::kWordsKernel];
   const int most = largest_kernel.vectors / operands, most_threads = largest_kernel.max_block;
   if (singles && (dim > most || strip * bytes < tuning::kColumnsMinStrip)) return {};
 
@@ -705,7 +714,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     std::int64_t along = divide_up(rows, most);
     if (shifted && (along > 1 || cluster > 1)) along = divide_up(along, 2) * 2;  // all rows of a thread begin alike
     if (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))) along = power_of_two_from(along);
-    while (cluster == 1 && !words && 2 * run * along <= tuning::columns_block(bytes) &&
+    while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
       along *= 2;
     return along;
@@ -715,7 +724,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   // Whole strips, whose threads read neighbouring elements of dim as one run of memory, over the fewest blocks. Of
   // small strips a block has as many as leave the fewest threads idle.
   const auto whole = [&] {
-    for (const int largest : {std::min(most_threads, tuning::kColumnsClusterBlock), most_threads})
+    for (const int largest : {std::min(most_threads, tuning::kColumnsWholeBlock), most_threads})
       for (plan.cluster = 1; plan.cluster <= architecture.max_cluster; ++plan.cluster) {
         along = threads_for(strip, plan.cluster);
         const std::int64_t one = strip * along, room = plan.cluster == 1 ? problem.outer.size : 1;
@@ -745,13 +754,14 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto parts = [&] {
     const auto any_fits = [&](const auto& shapes) { return std::any_of(shapes.begin(), shapes.end(), fits); };
     const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
-    if (!(words          ? any_fits(tuning::kColumnWordsShapes)
+    if (!(!vectors_held  ? any_fits(tuning::kColumnWordsShapes)
           : overlaps     ? any_fits(tuning::kOverlappingShapes)
           : operands > 1 ? any_fits(tuning::kColumnsBackwardShapes)
                          : any_fits(tuning::kColumnsShapes)))
       return false;
     // sectors that are written in parts are as slow as to read twice
-    if (bytes == 2 && !words && plan.run * vector * bytes <= tuning::kSectorBytes && begin_within_sectors(problem))
+    if (bytes == 2 && vectors_held && plan.run * vector * bytes <= tuning::kSectorBytes &&
+        begin_within_sectors(problem))
       return false;
     const int least = tuning::kColumnsBlock * (shifted ? 2 : 1);  // threads
     const auto width_now = [&] { return plan.run * std::max<std::int64_t>(1, least / (along * plan.run)); };
@@ -763,7 +773,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     width = width_now();
     return true;
   };
-  const int least_strip = words && !singles ? tuning::column_words_min_strip(bytes, false) : tuning::kColumnsMinStrip;
+  const int least_strip =
+      vectors_held || singles ? tuning::kColumnsMinStrip : tuning::column_words_min_strip(bytes, false);
   if (shifted && strip * vector * bytes <= tuning::column_words_min_strip(bytes, true)) {
     if (strip < kWarp || !whole()) return {};
   } else if (shifted && problem.in_place) {
@@ -778,16 +789,13 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
   plan.block = static_cast<int>(whole_warps(width * along));
-  const bool alone = plan.threads_per_row == 1 && layout.fold == 1 && !shifted;
-  if (alone && plan.items * operands <= tuning::columns_kernel(vector * bytes, 0).vectors)
-    plan.block = tuning::kColumnsBlock;  // several tiles
   const int kernel = columns_kernel(problem, plan, layout.fold, shifted);
   const int turns = tuning::columns_kernel(vector * bytes, kernel).turns;
-  if (turns > 1 && !shifted) width = plan.block = tuning::kColumnsBlock;
+  if (turns > 1) width = plan.block = tuning::kColumnsBlock;
   plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
   plan.grid = divide_up(vectors, turns * columns_layout(problem, plan).step) * plan.cluster;
   const bool all_shifted = tuning::shifts_all_words(vector * bytes, kernel);
-  const std::int64_t teams = all_shifted ? 2 * turns : along / work::tile_team(plan.run, static_cast<int>(along));
+  const std::int64_t teams = all_shifted ? 2 : along / work::tile_team(plan.run, static_cast<int>(along));
   const auto columns = static_cast<int>((width + layout.shift) * plan.vector);
   if (teams > 1 || plan.cluster > 1 || layout.fold > 1)
     plan.shared_bytes = static_cast<int>((columns * (1 + teams) +  // of whole columns, of teams, and of blocks
@@ -814,7 +822,8 @@ bool folds_cheaper(const Problem& problem, const Plan& folded, const Plan& words
 // Whether threads rather have single 16-bit columns than words that are shifted.
 bool suits_singles(const Problem& problem) {
   return problem.direction == Direction::forward || problem.dim.size <= tuning::kColumnSinglesBackwardDim ||
-         strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true);
+         strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) || problem.in_place ||
+         !words_may_shift(problem);
 }
 
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
@@ -886,7 +895,9 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   if (cluster == 0) fit(std::min<std::int64_t>(tuning::kTileLastBytes, most_shared - tuning::kTileMeetingBytes));
   if (cluster == 0) return {};
   const bool vectors = columns_are_vectors(problem, tuning::strided_vector(bytes, false));
-  if (cluster == tuning::kGpc && width < strip && !problem.fused.any && !tuning::tile_may_take_gpc(bytes, vectors))
+  const std::int64_t half_line = std::min<std::int64_t>(strip, tuning::kLineBytes / 2 / bytes);
+  if (cluster == tuning::kGpc && width < strip && divide_up(column, cluster / 2) * half_line > tuning::kTileLastBytes &&
+      !problem.fused.any && !tuning::tile_may_take_gpc(bytes, vectors))
     return {};
   if (cluster == 1 && column * width < target) {
     const std::int64_t columns = target / column;
@@ -985,7 +996,7 @@ bool shifts_strips(const Problem& problem, const Plan& plan) {
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   Plan plan;
-  plan.why = "dim is longer than a tile: online softmax over columns, then a second pass";
+  plan.why = "dim finds no room in a tile worth its blocks: online softmax over columns, then a second pass";
   if (device.compute_capability < tuning::kAllKernelsFrom) {
     plan.why = "compute capability below 8.0: online softmax over columns, then a second pass";
   } else if (!fuses_in_place(problem)) {
@@ -1022,7 +1033,8 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.passes = 2;
   plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, problem.fused.any);
   const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
-  plan.splits = std::clamp<std::int64_t>(device.multiprocessors * blocks / tiles, 1, useful);
+  const std::int64_t room = tuning::kWorkspaceBytes / (columns * plan.vector * state_bytes(problem));
+  plan.splits = std::clamp<std::int64_t>(std::min(device.multiprocessors * blocks / tiles, room), 1, useful);
   plan.run = static_cast<int>(width);
   plan.threads_per_row = static_cast<int>(along);
   plan.rows_per_block = static_cast<int>(width * plan.vector);
@@ -1098,10 +1110,6 @@ bool has_masked_kernels(const Problem& problem) {
          masks_vectors(problem);
 }
 
-bool holds_words(const Problem& problem, const Plan& plan) {
-  return tuning::are_words(plan.vector * size_of(problem.source));
-}
-
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   ColumnsLayout layout{};
   layout.shift = words_shift(problem, plan) ? 1 : 0;
@@ -1114,7 +1122,7 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   layout.turns = tuning::columns_kernel(plan.vector * size_of(problem.source), layout.kernel).turns;
   layout.width = plan.rows_per_block / plan.vector / layout.turns;
   int overlap = plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
-  if (!holds_words(problem, plan) && tuning::kOverlapPart * overlap > layout.width) overlap = 0;
+  if (holds_vectors(problem, plan) && tuning::kOverlapPart * overlap > layout.width) overlap = 0;
   layout.lead = overlap > 0 ? layout.shift : 0;  // whole strips need no other words, nor do rows that begin alike
   layout.step = layout.width - overlap - layout.lead;
   return layout;

@@ -75,9 +75,6 @@ struct ColumnsLayout {
   int lead;  // the first tile begins before the first word: those whose first column comes with the word before
 };
 
-// Whether the vectors of such a plan are words.
-bool holds_words(const Problem& problem, const Plan& plan);
-
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
 
 // Whether all that is fused is a scale and a mask, which is vectors of as many columns.

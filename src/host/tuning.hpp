@@ -393,12 +393,13 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsK
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
 // columns 58).
 inline constexpr Array kColumnSinglesKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{16, 2, 128, 8}};
-constexpr bool are_words(int vector_bytes) { return vector_bytes < kVectorBytes; }
+constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_singles(int vector_bytes) { return vector_bytes < kColumnsWordBytes; }
 // Whether tiles may overlap: where something is fused, and of 16 bits, to ask which vector is whose takes registers
 // that there are not, and results of 16 bits would overlap by three; single columns would by sixteen.
 constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
-  return !are_singles(vector_bytes) && (are_words(vector_bytes) || (source_bytes == 4 && result_bytes == 4 && !fused));
+  if (are_vectors(vector_bytes)) return source_bytes == 4 && result_bytes == 4 && !fused;
+  return !are_singles(vector_bytes);
 }
 inline constexpr int kOverlapPart = 8;  // of the vectors that a tile has, at most
 // The last two are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
@@ -418,7 +419,7 @@ constexpr int columns_word(int source_bytes) {
 // tiles, in shared memory, leave it them.
 constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
   if (source_bytes == 8) return 0;
-  if (!are_words(vector_bytes)) return kColumnsKernels.size();
+  if (are_vectors(vector_bytes)) return kColumnsKernels.size();
   const bool halves = source_bytes == 2 && result_bytes == 2;
   if (fused) return 0;
   if (are_singles(vector_bytes)) return halves ? kColumnSinglesKernels.size() : 0;
@@ -426,12 +427,12 @@ constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_byt
 }
 constexpr const ColumnsKernel& columns_kernel(int vector_bytes, int kernel) {
   if (are_singles(vector_bytes)) return kColumnSinglesKernels[kernel];
-  return are_words(vector_bytes) ? kColumnWordsKernels[kernel] : kColumnsKernels[kernel];
+  return are_vectors(vector_bytes) ? kColumnsKernels[kernel] : kColumnWordsKernels[kernel];
 }
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
 // missing as much as what is there. (Of words, each pass takes a quarter of the instructions.)
 constexpr int columns_together(int vector_bytes, int items) {
-  if (are_words(vector_bytes)) return items < 8 ? 1 : 4;
+  if (!are_vectors(vector_bytes)) return items < 8 ? 1 : 4;
   return items > 4 && items % 2 == 0 ? 2 : 1;
 }
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
@@ -462,7 +463,7 @@ constexpr int columns_rather_held(int run, int source_bytes, Direction direction
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
-inline constexpr int kColumnsClusterBlock = 256;
+inline constexpr int kColumnsWholeBlock = 256;
 
 // Bytes of neighbouring columns, threads of a block, and blocks that share dim: the first that holds a column is taken.
 // Several blocks on a multiprocessor, of which some load while others exponentiate, are worth more than long segments,
@@ -503,9 +504,10 @@ inline constexpr Array kOverlappingShapes{
     ColumnsShape{64, 512, 16},
 };
 
-// Of words, which overlap by a sector: longer segments, that this be little (256 x 512 x 511 of float32, dim 1: 178 us
-// at 512 bytes, 181 at 256, 214 folded; 512 x 65537, dim 0: 97, 96, 144 as tiles), but rather than clusters of a GPC
-// whole lines (2258 x 18174 of float32, dim 0: 146 us, of 16 bits 89; 158 and 97). Warps have a row each: any number.
+// Of words, which overlap by a sector (and single columns, which need none): longer segments, that this be little (256
+// x 512 x 511 of float32, dim 1: 178 us at 512 bytes, 181 at 256, 214 folded; 512 x 65537, dim 0: 97, 96, 144 as
+// tiles), but rather than clusters of a GPC whole lines (2258 x 18174 of float32, dim 0: 146 us, of 16 bits 89; 158 and
+// 97). Warps have a row each: any number.
 inline constexpr Array kColumnWordsShapes{
     ColumnsShape{256, 256, 1},  ColumnsShape{256, 256, 2},         ColumnsShape{256, 256, 4},
     ColumnsShape{256, 256, 8},  ColumnsShape{kLineBytes, 320, 8},  ColumnsShape{kLineBytes, 192, 16},
@@ -568,14 +570,16 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
 // have some columns twice (10000 x 50 x 147 of 16 bits: 112 us, 130; 4602 x 90 x 81: 57, 80; but 100 x 3001 x 99: 97,
 // 76).
 inline constexpr int kTileWordsCluster = 2;
-// A part of a strip that takes a whole GPC is better read twice (18589 x 834 of float32: 247 us backward, 370; forward
-// 179, 221; as vectors, 14278 x 7448: 364, 414). Not so of single columns of 16 bits (121, 174).
+// What takes a whole GPC, as half of one has no room for half a line of each row, is better read twice (2 x 18589 x 834
+// of float32: 247 us backward, 370; forward 179, 221; as vectors, 14278 x 7448: 364, 414). Not so of single columns of
+// 16 bits (121, 174), nor, as far as is known, of float64 and of what is fused.
 constexpr bool tile_may_take_gpc(int source_bytes, bool vectors) {
   return source_bytes == 8 || (source_bytes == 2 && !vectors);
 }
 
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;
+inline constexpr std::int64_t kWorkspaceBytes = 1 << 20;  // of splits, at most
 inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
 inline constexpr int kStridedOnlineThreads = kStridedOnlineBlock * kStridedOnlineMinBlocks;
 // Tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of those blocks.
@@ -585,8 +589,10 @@ constexpr int strided_vector(int source_bytes, bool fused) {
   return fused && vector > 4 ? 4 : vector;
 }
 
-// Lanes that have neighbouring columns: segments of 256 bytes. Twice as many where rows begin within sectors, which are
-// slow to write in parts (14278 x 7448 of float32, dim 0: 364 us, by half as many 383, by a quarter 455).
+// Lanes that have neighbouring columns: vectors, segments of 256 bytes, and twice as long where rows begin within
+// sectors, which are slow to write in parts (14278 x 7448 of float32, dim 0: 364 us, by half as many 383, by a quarter
+// 455). Single columns of 32 bits, as long (4 x 30000 x 257: 191 us, 209 by a warp); of 16 bits, whose bound is
+// instructions, a warp.
 inline constexpr int kStridedOnlineSegments = 4;  // of a strip, at least, or they are shorter, down to a line
 constexpr int strided_online_lanes(int vector, int source_bytes, bool within_sectors) {
   if (vector == 1) return source_bytes == 4 ? 2 * kWarp : kWarp;

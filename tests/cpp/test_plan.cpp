@@ -21,10 +21,11 @@ Device gpu(int compute_capability) {
   return device;
 }
 
-Problem problem(std::int64_t outer, std::int64_t dim, std::int64_t inner, DType dtype = DType::float32) {
+Problem problem(std::int64_t outer, std::int64_t dim, std::int64_t inner, DType dtype = DType::float32,
+                bool backward = false) {
   const std::vector<std::int64_t> sizes{outer, dim, inner}, strides{dim * inner, inner, 1}, dims{1};
   const TensorView view{nullptr, dtype, 3, sizes.data(), strides.data()};
-  return make_problem(Operation::softmax, view, nullptr, view, dims);
+  return make_problem(Operation::softmax, view, backward ? &view : nullptr, view, dims);
 }
 
 Regime regime(const Problem& problem, int compute_capability) { return plan(problem, gpu(compute_capability)).regime; }
@@ -65,7 +66,21 @@ Problem masked(std::int64_t heads, std::int64_t q, std::int64_t k, bool with_bia
   return make_problem(Operation::softmax, view, nullptr, view, last, fusion);
 }
 
+// Whether the kernel that a plan of columns runs has room for what it is to hold, and for its threads.
+bool has_room(const Problem& problem, const Plan& plan) {
+  if (plan.regime != Regime::strided || !holds_columns(plan)) return true;
+  const int bytes = plan.vector * size_of(problem.source), operands = problem.has(kGrad) ? 2 : 1;
+  const ColumnsLayout layout = columns_layout(problem, plan);
+  if (layout.kernel >=
+      tuning::columns_kernels(bytes, size_of(problem.source), size_of(problem.result), problem.fused.any))
+    return false;
+  const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, layout.kernel);
+  return plan.block <= kernel.max_block && plan.items * operands <= kernel.vectors &&
+         (layout.turns > 1 || layout.width % plan.run == 0) && layout.width * layout.along <= plan.block;
+}
+
 bool covers(const Problem& problem, const Plan& plan) {
+  if (!has_room(problem, plan)) return false;
   const auto counts = coverage(problem, plan);
   return std::all_of(counts.begin(), counts.end(), [](int count) { return count == 1; });
 }
@@ -119,6 +134,16 @@ int main() {
   const Plan whole = plan(problem(64, 101, 9), gpu(90));
   CHECK(!whole.staged && whole.vector == 1 && whole.run == 9);
   CHECK(plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
+  CHECK(!plan(problem(64, 2050, 65, DType::float16), gpu(90)).staged);
+  // backward, too, of fewer elements; and of short strips that are vectors, few a thread
+  for (const std::int64_t dim : {4, 5, 8, 9}) {
+    const Plan few = plan(problem(64, dim, 1001, DType::bfloat16, true), gpu(90));
+    CHECK(!few.staged && few.vector == (dim > 4 ? 2 : 1));
+    CHECK(plan(problem(64, dim, 99, DType::bfloat16, true), gpu(90)).vector == (dim > 8 ? 2 : 1));
+  }
+  CHECK(plan(problem(1 << 14, 9, 8, DType::bfloat16), gpu(90)).items == 5);
+  CHECK(plan(problem(1 << 14, 9, 8, DType::bfloat16, true), gpu(90)).items == 3);
+  CHECK(plan(problem(1 << 14, 8, 4, DType::float32, true), gpu(90)).items == 2);
 
   // every width fits in little shared memory, forward and backward, from and to every dtype, and is covered; also where
   // there are rows enough to stage them
@@ -167,6 +192,16 @@ int main() {
   CHECK(plan(problem(2, 18589, 833, DType::float16), hopper).passes == 1);
   CHECK(plan(problem(1, 25000, 4008, DType::float16), hopper).passes == 2);
   CHECK(plan(problem(1, 25000, 4096, DType::float16), hopper).passes == 1);
+  CHECK(plan(problem(1, 40000, 1024, DType::float32, true), hopper).passes == 2);
+  CHECK(plan(problem(1, 20000, 4096, DType::float32, true), hopper).passes == 1);
+  // in little workspace on any GPU
+  for (const int multiprocessors : {8, 132, 188, 400}) {
+    Device large = gpu(120);
+    large.multiprocessors = multiprocessors;
+    for (const auto& [outer, dim, inner] : {std::tuple{4, 14191, 8856}, {1, 200000, 3080}, {1, 500000, 64}})
+      for (const bool backward : {false, true})
+        CHECK(plan(problem(outer, dim, inner, DType::float16, backward), large).workspace_bytes <= 1 << 20);
+  }
   hopper.multiprocessors = 16;
 
   // forward, threads of clusters have some vectors in shared memory
