@@ -61,7 +61,7 @@ __device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arg
   return kHasClusters ? arguments.cluster.size : 1;
 }
 
-// Or what a thread has at once are words, or single columns, of which tiles always overlap if they may.
+// Else what a thread has at once are words, whose tiles overlap where they may, or single columns.
 template <typename Operation, int kVector>
 inline constexpr bool kVectors = tuning::are_vectors(kVector * sizeof(typename Operation::Source));
 

@@ -636,7 +636,7 @@ bool words_may_shift(const Problem& problem) {
   return true;
 }
 
-// Or words, or single columns.
+// Else it holds words, or single columns.
 bool holds_vectors(const Problem& problem, const Plan& plan) {
   return tuning::are_vectors(plan.vector * size_of(problem.source));
 }

@@ -566,9 +566,8 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
   return (source_bytes < result_bytes ? source_bytes : result_bytes) == 2 ? 2 : 1;
 }
 
-// Forward, tiles of so few blocks are better than words that are shifted, of whole strips: in each row, a thread would
-// have some columns twice (10000 x 50 x 147 of 16 bits: 112 us, 130; 4602 x 90 x 81: 57, 80; but 100 x 3001 x 99: 97,
-// 76).
+// Forward, tiles of so few blocks are better than whole strips of words that are shifted, whose columns' states meet
+// twice as often (10000 x 50 x 147 of 16 bits: 112 us, 130; 4602 x 90 x 81: 57, 80; but 100 x 3001 x 99: 97, 76).
 inline constexpr int kTileWordsCluster = 2;
 // What takes a whole GPC, as half of one has no room for half a line of each row, is better read twice (2 x 18589 x 834
 // of float32: 247 us backward, 370; forward 179, 221; as vectors, 14278 x 7448: 364, 414). Not so of single columns of
@@ -589,11 +588,11 @@ constexpr int strided_vector(int source_bytes, bool fused) {
   return fused && vector > 4 ? 4 : vector;
 }
 
+inline constexpr int kStridedOnlineSegments = 4;  // of a strip, at least, or they are shorter, down to a line
 // Lanes that have neighbouring columns: vectors, segments of 256 bytes, and twice as long where rows begin within
 // sectors, which are slow to write in parts (14278 x 7448 of float32, dim 0: 364 us, by half as many 383, by a quarter
 // 455). Single columns of 32 bits, as long (4 x 30000 x 257: 191 us, 209 by a warp); of 16 bits, whose bound is
 // instructions, a warp.
-inline constexpr int kStridedOnlineSegments = 4;  // of a strip, at least, or they are shorter, down to a line
 constexpr int strided_online_lanes(int vector, int source_bytes, bool within_sectors) {
   if (vector == 1) return source_bytes == 4 ? 2 * kWarp : kWarp;
   return within_sectors ? kWarp : kWarp / 2;
