@@ -518,6 +518,7 @@ def test_enable_covers_torchs_masked_softmax(
         ({"scale": True}, TypeError, "scale must be a number"),
         ({"causal": "lower"}, ValueError, "causal must be .*'lower_right', but is 'lower'"),
         ({"causal": 1}, ValueError, "causal must be"),
+        ({"causal": torch.tensor([True, False])}, ValueError, "causal must be"),
         ({"causal": True, "dim": 1}, ValueError, "causal needs dim=-1, but dim is 1"),
         ({"causal": True, "dim": (-1, 0)}, ValueError, "causal needs dim=-1"),
         ({"fully_masked": "one"}, ValueError, "fully_masked must be 'nan', 'zero' or None, but is 'one'"),

@@ -178,9 +178,9 @@ def as_causal(causal: object) -> str:
     """`causal` as operators have it: "", "upper_left" or "lower_right"."""
     if isinstance(causal, bool):
         return "upper_left" if causal else ""
-    if causal not in ("upper_left", "lower_right"):
+    if not isinstance(causal, str) or causal not in ("upper_left", "lower_right"):
         raise ValueError(f"causal must be False, True, 'upper_left' or 'lower_right', but is {causal!r}")
-    return str(causal)
+    return causal
 
 
 def dead_rows_are_zero(fully_masked: object, masked: bool) -> bool:
