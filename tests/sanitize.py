@@ -35,10 +35,10 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((1, 5000, 3), 1, (None,)),
     ((600, 40), 0, (None,)),
     ((3, 40, 131), 1, (None,), 1),  # words of columns, whose tiles overlap
-    ((3, 7, 131), 1, (None,), 1),  # of 16 bits one by one
-    ((9, 101, 9), 1, (None,), 1),  # whole strips of them
     ((2, 300, 266), 1, (None,), 1),
     ((2, 300, 196), 1, (None,), 1),  # so do those of vectors, as rows begin within sectors
+    ((3, 7, 131), 1, (None,), 1),  # of 16 bits, single columns
+    ((9, 101, 9), 1, (None,), 1),  # whole strips of words
     ((6, 5, 4), (0, 2), (None,)),
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest

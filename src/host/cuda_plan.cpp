@@ -819,11 +819,10 @@ bool folds_cheaper(const Problem& problem, const Plan& folded, const Plan& words
   return folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * words.threads_per_row;
 }
 
-// Whether threads rather have single 16-bit columns than words that are shifted.
+// Whether threads rather have single 16-bit columns than words that are shifted, where they can be.
 bool suits_singles(const Problem& problem) {
   return problem.direction == Direction::forward || problem.dim.size <= tuning::kColumnSinglesBackwardDim ||
-         strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) || problem.in_place ||
-         !words_may_shift(problem);
+         strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) || problem.in_place;
 }
 
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
@@ -834,19 +833,29 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (columns_are_vectors(problem, vector)) return of(vector);
   std::optional<Plan> words;
   const bool aligned = columns_are_vectors(problem, word);
-  if (aligned) words = of(word);
   const bool parts = strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false);
-  if (words && parts && problem.direction == Direction::forward) return words;
+  if (aligned && parts) words = of(word);
+  if (words && problem.direction == Direction::forward) return words;
   const auto folded = slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
-  if (folded && (!words || !parts || folds_cheaper(problem, *folded, *words))) return folded;
-  if (aligned || problem.fused.any) return words;
-  if (bytes == 2 && suits_singles(problem) && columns_are_vectors(problem, 1))
+  if (folded && (!words || folds_cheaper(problem, *folded, *words))) return folded;
+  if (aligned) return parts ? words : of(word);
+  if (problem.fused.any) return {};
+  const bool shifts = words_may_shift(problem);
+  if (bytes == 2 && (!shifts || suits_singles(problem)) && columns_are_vectors(problem, 1))
     if (const auto singles = of(1)) return singles;
-  return words_may_shift(problem) ? of(word) : std::nullopt;
+  return shifts ? of(word) : std::nullopt;
 }
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
 bool tiles_take_dim(const Problem& problem) { return problem.dim.rank <= 1 || problem.source == problem.result; }
+
+// Whether parts of strips that take a whole GPC, of columns of so many bytes, take longer than to read twice.
+bool rather_read_twice(const Problem& problem, std::int64_t column) {
+  const int bytes = size_of(problem.source);
+  const std::int64_t half_line = std::min<std::int64_t>(strip_of(problem), tuning::kLineBytes / 2 / bytes);
+  return divide_up(column, tuning::kGpc / 2) * half_line > tuning::kTileLastBytes && !problem.fused.any &&
+         !tuning::tile_may_take_gpc(bytes, columns_are_vectors(problem, tuning::strided_vector(bytes, false)));
+}
 
 // A tile of dim times as many columns as its shared memory holds.
 std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
@@ -894,11 +903,7 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   if (cluster == 0) fit(most);
   if (cluster == 0) fit(std::min<std::int64_t>(tuning::kTileLastBytes, most_shared - tuning::kTileMeetingBytes));
   if (cluster == 0) return {};
-  const bool vectors = columns_are_vectors(problem, tuning::strided_vector(bytes, false));
-  const std::int64_t half_line = std::min<std::int64_t>(strip, tuning::kLineBytes / 2 / bytes);
-  if (cluster == tuning::kGpc && width < strip && divide_up(column, cluster / 2) * half_line > tuning::kTileLastBytes &&
-      !problem.fused.any && !tuning::tile_may_take_gpc(bytes, vectors))
-    return {};
+  if (cluster == tuning::kGpc && width < strip && rather_read_twice(problem, column)) return {};
   if (cluster == 1 && column * width < target) {
     const std::int64_t columns = target / column;
     if (columns >= strip) {
