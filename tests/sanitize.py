@@ -39,6 +39,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((2, 300, 196), 1, (None,), 1),  # so do those of vectors, as rows begin within sectors
     ((3, 7, 131), 1, (None,), 1),  # of 16 bits, single columns
     ((9, 101, 9), 1, (None,), 1),  # whole strips of words
+    ((9, 31, 2), 1, (None,), 1),  # of more threads along dim
+    ((2, 9, 131201), 1, (None,), 1),  # so many columns that threads have several
     ((6, 5, 4), (0, 2), (None,)),
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest

@@ -69,6 +69,32 @@ def test_so_many_rows_that_they_are_staged(dim: int, dtype: torch.dtype, log: bo
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((3, dim, 180_001) for dim in (5, 8, 12, 16, 21, 24, 29, 32, 40)),  # columns that are neither vectors nor few
+        *((2, dim, 262_146) for dim in (3, 12, 19, 30)),
+        *((5_001, 31, inner) for inner in (2, 3, 5, 7, 9, 14)),
+        *((9_001, dim, 4) for dim in (5, 8, 12)),
+        (501, 50, 147),
+        (301, 90, 81),
+        (65, 300, 199),
+        (129, 197, 197),
+        (3, 4_000, 257),
+        (1, 20_001, 515),
+        (2_258, 1, 8_087),
+        (1, 2_258, 8_087),
+        (1, 50_257, 64),
+    ],
+    ids=str,
+)
+def test_columns_that_are_no_vectors(shape: tuple[int, ...], dtype: torch.dtype, log: bool) -> None:
+    x = normal(shape).to(dtype).requires_grad_()
+    assert_forward_and_backward(x, log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [165_001, 170_000, 300_001])
 @pytest.mark.parametrize(("rows", "gap"), [(133, 0), (140, 8)])  # so many that clusters have several each
 def test_rows_so_wide_that_the_next_arrives_meanwhile(
@@ -159,7 +185,7 @@ def test_rows_of_16_bits_past_what_a_warp_holds_of_others(
 
 
 def assert_forward_and_backward(x: Tensor, *, log: bool) -> None:
-    y = (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x)
+    y = (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x, 1)
     assert_forward(y.detach(), x.detach(), 1, log=log)
     grad = numbers(x.numel(), 1, device="cuda").view(x.shape).to(x.dtype)
     y.backward(grad)

@@ -13,7 +13,8 @@
 // begin within sectors, tiles overlap, and write whole ones (work::writes_sector()).
 //
 // Columns that no vectors divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
-// what bounds them is instructions. Rows of 16 bits may begin within a word: there, words are shifted by a column, so
+// what bounds them is instructions: so no branch is taken for an element that may be missing, and which elements to
+// store is found once, a bit each. Rows of 16 bits may begin within a word: there, words are shifted by a column, so
 // that all that is loaded and stored are words. A thread has rows that begin alike; states of the same column meet as
 // those of other threads along dim do. Of few rows, where that would be most of the work, columns are held one by one.
 //
@@ -182,32 +183,31 @@ __device__ __forceinline__ T* advanced(T* at, std::int64_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<Byte*>(at) + bytes);
 }
 
-// In PTX, because the compiler would rather branch around what is stored as well.
+// Where `condition` is not 0. In PTX, because the compiler would rather branch around what is stored as well.
 template <typename T, int N>
-__device__ __forceinline__ void store_if(bool condition, const Vec<T, N>& vector, T* to) {
+__device__ __forceinline__ void store_if(unsigned condition, const Vec<T, N>& vector, T* to) {
 #if defined(__CUDACC__)
   const auto address = __cvta_generic_to_global(to);
   if constexpr (sizeof(T) * N == 2) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}" ::"r"(int{condition}),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}" ::"r"(condition),
                  "l"(address), "h"(static_cast<unsigned short>(vector.words[0]))
                  : "memory");
   } else if constexpr (sizeof(T) * N == 4) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}" ::"r"(int{condition}),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}" ::"r"(condition),
                  "l"(address), "r"(vector.words[0])
                  : "memory");
   } else if constexpr (sizeof(T) * N == 8) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(int{condition}),
-        "l"(address), "r"(vector.words[0]), "r"(vector.words[1])
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(condition),
+                 "l"(address), "r"(vector.words[0]), "r"(vector.words[1])
+                 : "memory");
   } else {
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(T)) * N / 16; ++i)
-      asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
-                       int{condition}),
-                   "l"(address + 16 * i), "r"(vector.words[4 * i]), "r"(vector.words[4 * i + 1]),
-                   "r"(vector.words[4 * i + 2]), "r"(vector.words[4 * i + 3])
-                   : "memory");
+      asm volatile(
+          "{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(condition),
+          "l"(address + 16 * i), "r"(vector.words[4 * i]), "r"(vector.words[4 * i + 1]), "r"(vector.words[4 * i + 2]),
+          "r"(vector.words[4 * i + 3])
+          : "memory");
   }
 #else
   if (condition) vector.store(to);
@@ -261,12 +261,10 @@ class HeldColumns {
   // Issues all loads. Steps are bytes. `whole` items are there in all threads. Where something is fused, those that are
   // `missing` are left out. Of words that are shifted the last column may not be `there`.
   __device__ __forceinline__ void load(const Source* source, std::int64_t source_step, const Source* grad,
-                                       std::int64_t grad_step, int whole, unsigned missing, int there) {
+                                       std::int64_t grad_step, int whole, unsigned missing, bool there) {
     const auto take = [&](const Source* from) {
       if constexpr (kLines)
         return Held::load_with_line(from);
-      else if constexpr (kShifts)
-        return Held::load_up_to(there, from);
       else
         return Held::load(from);
     };
@@ -274,26 +272,35 @@ class HeldColumns {
       source_[i] = take(source);
       if constexpr (!kForward) grad_[i] = take(grad);
     };
-    const auto take_none = [&](int i) {
-      source_[i] = nothing();
-      if constexpr (!kForward) grad_[i] = {};
+    const auto take_if = [&](bool wanted, Held& held, const Source* from) {
+      if constexpr (kShifts)
+        held.load_up_to_if(wanted, there, from);
+      else
+        held.load_if(wanted, from);
     };
     const auto advance = [&] {
       source = advanced(source, source_step);
       if constexpr (!kForward) grad = advanced(grad, grad_step);
     };
     each([&](int first) {
-      if (!Operation::kFused && first + kTogether <= whole) {
+      if (!Operation::kFused && (!kShifts || there) && first + kTogether <= whole) {
 #pragma unroll
         for (int i = first; i < first + kTogether; ++i, advance()) take_both(i);
-      } else {
+        return;
+      }
 #pragma unroll
-        for (int i = first; i < first + kTogether; ++i) {
-          take_none(i);
-          const bool takes = Operation::kFused ? (missing >> i & 1) == 0 : i < mine_;
-          if (takes) take_both(i);
-          if (Operation::kFused || takes)
+      for (int i = first; i < first + kTogether; ++i) {
+        const bool wanted = Operation::kFused ? (missing >> i & 1) == 0 : i < mine_;
+        source_[i] = nothing();
+        if constexpr (!kForward) grad_[i] = {};
+        if constexpr (kVectors<Operation, kVector>) {
+          if (wanted) take_both(i);
+          if (Operation::kFused || wanted)
             advance();  // else the compiler would make one of both branches, whose loads wait
+        } else {
+          take_if(wanted, source_[i], source);
+          if constexpr (!kForward) take_if(wanted, grad_[i], grad);
+          advance();
         }
       }
     });
@@ -427,18 +434,20 @@ class HeldColumns {
     return finish;
   }
 
-  // `owns`, asked of each item in turn, says whether it is this thread's to store: those of its columns that are there.
-  template <typename Owns>
-  __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step, Owns owns,
+  // The items that are there, a bit each.
+  __device__ __forceinline__ unsigned existing() const { return ~missing(); }
+
+  // Those of the items `stored`, a bit each, of the vector's `first` and `last` column, or of one of them.
+  __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step, unsigned stored,
                                         bool first, bool last) const {
     const auto store = [&](int item, auto log) {
       const auto vector = Vec<Result, kVector>::narrowed(
           [&](int k) { return kRaw ? finish.of[k].again(term(item, k), log) : finish.of[k](term(item, k), log); });
-      const bool stores = (item < mine_) & owns();
+      const unsigned stores = stored & 1u << item;
       if constexpr (kShifts) {
         const Vec<Result, 1> half{vector.words[0] >> (first ? 0 : 16)};
-        store_if(stores & first & last, vector, result);
-        store_if(stores & (first != last), half, result + (first ? 0 : 1));
+        store_if(first && last ? stores : 0, vector, result);
+        store_if(first != last ? stores : 0, half, result + (first ? 0 : 1));
       } else {
         store_if(stores, vector, result);
       }
@@ -567,10 +576,8 @@ struct Place {
       if (arguments.masks_columns)
         held.copy_masks(mask + static_cast<std::int64_t>(inner) * kVector, steps(kMask), masks(turn), masks_apart());
     }
-    int there = is_column(kVector - 1);
-    if constexpr (kShifts) forget(there);  // or it would be found out anew for each item
     held.load(arguments.source + offset(kSource), step(kSource), arguments.grad + offset(kGrad), step(kGrad), whole,
-              missing, there);
+              missing, is_column(kVector - 1));
     return missing;
   }
   template <typename Held>
@@ -594,12 +601,12 @@ struct Place {
     constexpr bool kMayOverlap =
         tuning::columns_may_overlap(kVector * sizeof(typename Operation::Source), sizeof(typename Operation::Source),
                                     sizeof(Result), Operation::kFused);
-    if (!kMayOverlap || (kVectors<Operation, kVector> && arguments.step == arguments.width))
-      held.store(finish, result, step(kResult), [] { return true; }, true, true);
-    else if (is_column(0) && is_column(kVector - 1))
-      held.store(finish, result, step(kResult), whole_sectors(result), true, true);
+    unsigned stored = held.existing();
+    if constexpr (kMayOverlap) stored &= whole_sectors(result);
+    if (is_column(0) && is_column(kVector - 1))
+      held.store(finish, result, step(kResult), stored, true, true);
     else  // at an end of a strip
-      held.store(finish, result, step(kResult), whole_sectors(result), is_column(0), is_column(kVector - 1));
+      held.store(finish, result, step(kResult), stored, is_column(0), is_column(kVector - 1));
     if constexpr (Operation::kFused)
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {  // of tainted columns, which are rare
@@ -623,16 +630,22 @@ struct Place {
   __device__ __forceinline__ std::int64_t steps(int operand) const {
     return arguments.dim_stride[operand] * arguments.along.size;
   }
-  // Says of one item after the other whether it is this thread's to store.
-  __device__ __forceinline__ auto whole_sectors(typename Operation::Result* result) const {
-    constexpr int kBytes = kVector * sizeof(*result);
+  // The items that are this thread's to store, where tiles overlap, a bit each.
+  __device__ __forceinline__ unsigned whole_sectors(const typename Operation::Result* result) const {
+    constexpr int kBytes = kVector * sizeof(*result), kPeriod = tuning::kSectorBytes / kBytes;
+    const int from = (column - arguments.lead) * kBytes, own = arguments.step * kBytes;
+    const bool inside = from >= tuning::kSectorBytes - kBytes && from < own;  // wherever rows begin
+    if (inside || arguments.step == arguments.width) return ~0u;
     const auto lower_half = [](auto x) { return static_cast<unsigned>(x); };
-    return
-        [this, at = lower_half(reinterpret_cast<std::uintptr_t>(result)), apart = lower_half(step(kResult))]() mutable {
-          const int phase = arguments.step < arguments.width ? static_cast<int>(at % tuning::kSectorBytes) : 0;
-          at += apart;
-          return work::writes_sector((column - arguments.lead) * kBytes, inner, kBytes, phase, arguments.step * kBytes);
-        };
+    const unsigned at = lower_half(reinterpret_cast<std::uintptr_t>(result));
+    const unsigned apart = lower_half(step(kResult));
+    unsigned owned = 0;  // of so many items, as then rows begin at the same byte of a sector again
+#pragma unroll
+    for (int i = 0; i < kPeriod; ++i) {
+      const int phase = static_cast<int>((at + i * apart) % tuning::kSectorBytes);
+      owned |= unsigned{work::writes_sector(from, inner, kBytes, phase, own)} << i;
+    }
+    return owned * (~0u / ((1u << kPeriod) - 1));
   }
   // The columns at an element of dim, as neighbours along a line.
   __device__ __forceinline__ auto line(int item) const {

@@ -89,6 +89,27 @@ class Columns {
     load(base, item, raw.extras);
     return raw;
   }
+  // Whether there is a fixed distance between elements, so that no address, and no condition, need be found for each.
+  __device__ __forceinline__ bool have_steps() const { return !Operation::kFused && one_group(); }
+  // Then: all of the items from `base` on, which are there.
+  template <int kItems>
+  __device__ __forceinline__ void load_all(Index base, Raw (&raw)[kItems]) const {
+    const Source* source = where<kSource>(base, 0);
+    const Source* grad = where<kGrad>(base, 0);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i, source += step_.at[kSource], grad += step_.at[kGrad]) {
+      raw[i].source = Vec<Source, kVector>::load(source);
+      if constexpr (kIsBackward<Operation>) raw[i].grad = Vec<Source, kVector>::load(grad);
+    }
+  }
+  // And their results, values(item, k).
+  template <int kItems, typename Values>
+  __device__ __forceinline__ void store_all(Index base, const Values& values) const {
+    Result* result = this->result(base, 0);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i, result += step_.at[kResult])
+      Vec<Result, kVector>::narrowed([&](int k) { return values(i, k); }).store(result);
+  }
   // Only what is fused.
   __device__ __forceinline__ void load(Index base, int item, Extras<Operation, kVector>& extras) const {
     if constexpr (Operation::kFused) line(offset_of(base, item)).load(0, 0, extras);
@@ -813,8 +834,14 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
   using Raws = typename ColumnsOf::Raw[kUnroll];
   const auto has = [&](std::int64_t base, int i) { return base >= part.begin && columns.has(base, i, part.end); };
-  // The thread's elements from `base` on, `step` altogether; what is not there counts for nothing.
+  // Whether the thread has all of its elements from `base` on, `step` altogether. Single columns are bound by
+  // instructions: only they ask.
+  const auto has_all = [&](std::int64_t base) {
+    return kVector == 1 && columns.have_steps() && columns.exist() && base >= part.begin && base + step <= part.end;
+  };
+  // Those elements; what is not there counts for nothing.
   const auto load = [&](std::int64_t base, Raws& raw) {
+    if (has_all(base)) return columns.load_all(base, raw);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) raw[i] = has(base, i) ? columns.load(base, i) : columns.nothing();
   };
@@ -876,6 +903,12 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   for (std::int64_t base = last; base >= part.begin; base -= step, advance()) {  // backwards: L2 still has the end
     load(base - step, next);
     operation.with_log([&](auto log) {
+      if (has_all(base))
+        return columns.template store_all<kUnroll>(base, [&](int i, int k) {
+          const Term term =
+              Operation::term(raw[i].source.widened(k), kIsBackward<Operation> ? raw[i].grad.widened(k) : 0);
+          return finish[k].again(term, log);
+        });
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         if (!has(base, i)) continue;

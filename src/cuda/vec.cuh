@@ -139,19 +139,33 @@ struct Vec {
 #endif
   }
 
-  // The same of a pair, or of its first element alone.
-  __device__ __forceinline__ static Vec load_up_to(int both, const T* from) {
-    static_assert(kBytes == 4 && N == 2);
-    Vec vec;
+  // The same, if that is `wanted`, and else nothing. In PTX, because the compiler would rather branch, and make the
+  // loads of one branch wait for those of the other.
+  __device__ __forceinline__ void load_if(bool wanted, const T* from) {
 #if defined(__CUDACC__)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\n@p ld.global.b32 %0, [%1];\n@!p ld.global.u16 %0, [%1];\n}"
-                 : "=r"(vec.words[0])
-                 : "l"(__cvta_generic_to_global(from)), "r"(both)
-                 : "memory");
-#else
-    vec.words[0] = both ? load(from).words[0] : Vec<T, 1>::load(from).words[0];
+    if constexpr (kBytes <= 4) {
+      const auto address = __cvta_generic_to_global(from);
+      if constexpr (kBytes == 2)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\n@p ld.global.u16 %0, [%1];\n}"
+                     : "+r"(words[0])
+                     : "l"(address), "r"(int{wanted})
+                     : "memory");
+      else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\n@p ld.global.b32 %0, [%1];\n}"
+                     : "+r"(words[0])
+                     : "l"(address), "r"(int{wanted})
+                     : "memory");
+      return;
+    }
 #endif
-    return vec;
+    if (wanted) *this = load(from);
+  }
+  // Of a pair both elements, or the first alone, beside which comes 0.
+  __device__ __forceinline__ void load_up_to_if(bool wanted, bool both, const T* from) {
+    load_if(wanted && both, from);
+    Vec<T, 1> first{words[0]};
+    first.load_if(wanted && !both, from);
+    words[0] = first.words[0];
   }
 
   __device__ __forceinline__ void store(T* to) const {

@@ -678,9 +678,11 @@ int columns_kernel(const Problem& problem, const Plan& plan, int fold, bool shif
   const bool alone = plan.threads_per_row == 1 && fold == 1;
   if (shifted) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
   const int kernels = tuning::columns_kernels(bytes, source, size_of(problem.result), problem.fused.any);
+  const bool words = !tuning::are_vectors(bytes) && !tuning::are_singles(bytes);
+  const bool few = words && problem.outer.size * problem.inner.size / plan.vector < tuning::kColumnWordsMany;
   for (int kernel = 0; kernel < kernels; ++kernel) {
     const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
-    const bool suits = size.turns > 1 ? alone : size.max_block >= plan.block;
+    const bool suits = size.turns > 1 ? alone && !(few && kernel > 0) : size.max_block >= plan.block;
     if (suits && size.vectors >= vectors) return kernel;
   }
   throw std::logic_error("no kernel holds so many columns");
@@ -716,6 +718,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     if (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))) along = power_of_two_from(along);
     while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
+      along *= 2;
+    while (cluster == 1 && !vectors_held && !shifted &&
+           run * along < tuning::kSectorBytes / tuning::kColumnsWordBytes &&
+           divide_up(rows, along) > tuning::column_words_rather_held(static_cast<int>(run)))
       along *= 2;
     return along;
   };
@@ -853,8 +859,8 @@ bool tiles_take_dim(const Problem& problem) { return problem.dim.rank <= 1 || pr
 bool rather_read_twice(const Problem& problem, std::int64_t column) {
   const int bytes = size_of(problem.source);
   const std::int64_t half_line = std::min<std::int64_t>(strip_of(problem), tuning::kLineBytes / 2 / bytes);
-  return divide_up(column, tuning::kGpc / 2) * half_line > tuning::kTileLastBytes && !problem.fused.any &&
-         !tuning::tile_may_take_gpc(bytes, columns_are_vectors(problem, tuning::strided_vector(bytes, false)));
+  return divide_up(column, tuning::kGpc / 2) * half_line > tuning::kTileLastBytes &&
+         !tuning::tile_may_take_gpc(bytes, problem.fused.any);
 }
 
 // A tile of dim times as many columns as its shared memory holds.
@@ -1010,7 +1016,8 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     const auto held = columns_plan(problem, device, architecture);
     if (held && !(shifts_strips(problem, *held) && problem.direction == Direction::forward)) return *held;
     const auto tile = tile_plan(problem, device, architecture);
-    if (held && !(tile && tile->cluster <= tuning::kTileWordsCluster)) return *held;
+    const bool whole = tile && tile->cluster == 1 && tile->rows_per_block >= strip_of(problem);
+    if (held && !(whole && held->threads_per_row > tuning::kTileWordsThreads)) return *held;
     if (tile) return *tile;
     if (!tiles_take_dim(problem))
       plan.why = "several dimensions, and results of another type: online softmax over columns, then a second pass";

@@ -385,10 +385,17 @@ struct ColumnsKernel {
 };
 inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}};
-// Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all.
+// Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
+// all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
+// under way (16 x 21 x 263169 of float32: 200 us, one at a time 211; x 10: 92, 112; x 30: 293, 312).
 inline constexpr int kColumnsWordBytes = 4;
-inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{32, 1, 512, 2},
-                                           ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 256, 4}};
+inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8},  ColumnsKernel{16, 3, 128, 6},
+                                           ColumnsKernel{24, 2, 128, 6}, ColumnsKernel{32, 2, 128, 4},
+                                           ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 512, 2},
+                                           ColumnsKernel{32, 1, 256, 4}};
+// Columns, in words, of which threads have several that are longer than the shortest kernel's: fewer leave
+// multiprocessors with too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7).
+inline constexpr std::int64_t kColumnWordsMany = 1 << 18;
 // And where words do not divide columns of 16 bits, of which threads have all of dim, one each: what each costs is more
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
 // columns 58).
@@ -404,7 +411,7 @@ constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, int resul
 inline constexpr int kOverlapPart = 8;  // of the vectors that a tile has, at most
 // The last two are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
 // that have rows that begin alike, and of such as have all of dim.
-inline constexpr int kWordsKernel = 1, kShiftedWordsKernel = 2, kAllShiftedWordsKernel = 3;
+inline constexpr int kWordsKernel = 4, kShiftedWordsKernel = 5, kAllShiftedWordsKernel = 6;
 constexpr bool shifts_words(int vector_bytes, int kernel) {
   return vector_bytes == kColumnsWordBytes && kernel >= kShiftedWordsKernel;
 }
@@ -460,6 +467,10 @@ constexpr int columns_rather_held(int run, int source_bytes, Direction direction
   if (direction == Direction::backward) return run <= 2 ? 3 : kColumnsKernels.back().vectors;
   return run > 2 ? kColumnsKernels[1].vectors : run == 1 && source_bytes == 2 ? 5 : 7;
 }
+// The same of words, which lanes do not fold: `run` lanes along the columns, and threads along dim, until both together
+// have a sector (100000 x 20 x 2 of 16 bits: 9.4 us, one thread 35; 100000 x 31 x 2 of float32: 18.6, 59; 50000 x 31 x
+// 5: 23, 40). Teams whose states do not meet by shuffles rather have one element more.
+constexpr int column_words_rather_held(int run) { return (run & (run - 1)) == 0 ? 7 : 8; }
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
@@ -473,24 +484,18 @@ struct ColumnsShape {
   int segment, threads, cluster;
 };
 inline constexpr Array kColumnsShapes{
-    ColumnsShape{kLineBytes, kWarp, 1},
-    ColumnsShape{64, kWarp, 1},
-    ColumnsShape{kLineBytes, 128, 1},
-    ColumnsShape{64, 128, 1},
-    ColumnsShape{64, 256, 1},
-    ColumnsShape{64, 256, 2},
-    ColumnsShape{64, 256, 4},
-    ColumnsShape{64, 256, 8},
-    ColumnsShape{64, 256, 16},
-    ColumnsShape{kSectorBytes, 256, 16},
-    ColumnsShape{kSectorBytes, 512, 16},
+    ColumnsShape{kLineBytes, kWarp, 1}, ColumnsShape{64, kWarp, 1},
+    ColumnsShape{kLineBytes, 128, 1},   ColumnsShape{64, 128, 1},
+    ColumnsShape{64, 256, 1},           ColumnsShape{64, 256, 2},
+    ColumnsShape{64, 256, 4},           ColumnsShape{64, 256, 8},
+    ColumnsShape{64, 256, 16},          ColumnsShape{kSectorBytes, 256, 16},
 };
 
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
 // exponentiated. So whole lines, over more blocks, as long as these are not a GPC's. (Less time than by half lines, at
 // least: 32 x 2048 x 2048, dim 1, a tenth, of 16 bits 1/18; 512 x 65536, dim 0, 1/20, of 16 bits 1/13. Forward of 16
-// bits takes 9 % more.) Nor are they to be larger than that: to read twice takes less (40000 x 1024 of float32, dim 0:
-// 201 us, 232).
+// bits takes 9 % more.) Neither way are these to have 512 threads: to read twice takes less (40000 x 1024 of float32,
+// dim 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67).
 inline constexpr Array kColumnsBackwardShapes{
     ColumnsShape{kLineBytes, 128, 1}, ColumnsShape{64, 128, 1},         ColumnsShape{kLineBytes, 256, 2},
     ColumnsShape{kLineBytes, 256, 4}, ColumnsShape{kLineBytes, 256, 8}, ColumnsShape{64, 256, 1},  // without clusters
@@ -566,15 +571,14 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
   return (source_bytes < result_bytes ? source_bytes : result_bytes) == 2 ? 2 : 1;
 }
 
-// Forward, tiles of so few blocks are better than whole strips of words that are shifted, whose columns' states meet
-// twice as often (10000 x 50 x 147 of 16 bits: 112 us, 130; 4602 x 90 x 81: 57, 80; but 100 x 3001 x 99: 97, 76).
-inline constexpr int kTileWordsCluster = 2;
+// Forward, where words that are shifted need more threads along dim, tiles of whole strips are better, of one block
+// each (4602 x 90 x 81 of 16 bits: 57 us, words of four threads 67; but 10000 x 50 x 147, of two: 111, 105; and in
+// tiles of parts, 500 x 300 x 199: 94, 64; 3072 x 197 x 197: 243, 238).
+inline constexpr int kTileWordsThreads = 2;
 // What takes a whole GPC, as half of one has no room for half a line of each row, is better read twice (2 x 18589 x 834
-// of float32: 247 us backward, 370; forward 179, 221; as vectors, 14278 x 7448: 364, 414). Not so of single columns of
-// 16 bits (121, 174), nor, as far as is known, of float64 and of what is fused.
-constexpr bool tile_may_take_gpc(int source_bytes, bool vectors) {
-  return source_bytes == 8 || (source_bytes == 2 && !vectors);
-}
+// of float32: 217 us backward, 370; forward 164, 221; as vectors, 14278 x 7448: 364, 414; 2 x 18589 x 833 of 16 bits:
+// 126, 142). Not so, as far as is known, of float64 and of what is fused.
+constexpr bool tile_may_take_gpc(int source_bytes, bool fused) { return source_bytes == 8 || fused; }
 
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;

@@ -127,14 +127,25 @@ int main() {
   const Plan folded = plan(problem(256, 132, 131), gpu(80));
   CHECK(!folded.staged && folded.vector == 4 && folded.passes == 1);
   // of 16 bits one by one, where a thread has all of few elements, or shifted words; of short strips whole ones, or,
-  // forward, tiles rather than shifted ones in few blocks
+  // forward, tiles of them rather than shifted ones of many threads
   const Plan singles = plan(problem(64, 4, 341, DType::float16), gpu(90));
   CHECK(!singles.staged && singles.vector == 1 && singles.threads_per_row == 1 && singles.shared_bytes == 0);
   CHECK(plan(problem(64, 17, 1001, DType::float16), gpu(90)).vector == 2);
   const Plan whole = plan(problem(64, 101, 9), gpu(90));
   CHECK(!whole.staged && whole.vector == 1 && whole.run == 9);
-  CHECK(plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
+  CHECK(!plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
+  CHECK(plan(problem(64, 90, 81, DType::float16), gpu(90)).staged);
   CHECK(!plan(problem(64, 2050, 65, DType::float16), gpu(90)).staged);
+  // words of several columns a thread, where those are many
+  for (const auto& [dim, turns] : {std::pair{8, 4}, {9, 3}, {17, 2}, {25, 2}, {33, 1}}) {
+    CHECK(plan(problem(2, dim, 131073), gpu(90)).rows_per_block == turns * (dim > 32 ? 64 : 128));
+    CHECK(plan(problem(1, dim, 131073), gpu(90)).rows_per_block == (dim > 32 ? 64 : dim > 8 ? 128 : 512));
+  }
+  // more threads along dim where words have short strips
+  CHECK(plan(problem(1 << 14, 31, 2), gpu(90)).threads_per_row == 4);
+  CHECK(plan(problem(1 << 14, 31, 5), gpu(90)).threads_per_row == 2);
+  CHECK(plan(problem(1 << 14, 8, 4, DType::bfloat16), gpu(90)).threads_per_row == 2);
+  CHECK(plan(problem(1 << 14, 13, 9), gpu(90)).threads_per_row == 1);
   // backward, too, of fewer elements; and of short strips that are vectors, few a thread
   for (const std::int64_t dim : {4, 5, 8, 9}) {
     const Plan few = plan(problem(64, dim, 1001, DType::bfloat16, true), gpu(90));
@@ -191,8 +202,10 @@ int main() {
     Device h200 = hopper;
     h200.multiprocessors = 132;
     CHECK(plan(problem(2, 18589, 833), h200).passes == 2);
-    CHECK(plan(problem(2, 18589, 833, DType::float16), h200).passes == 1);
+    CHECK(plan(problem(2, 18589, 833, DType::float16), h200).passes == 2);
     CHECK(plan(problem(1, 25000, 4008, DType::float16), h200).passes == 2);
+    CHECK(plan(problem(1, 50257, 512), h200).passes == 2);
+    CHECK(plan(problem(1, 32000, 1024), h200).passes == 1);
     CHECK(plan(problem(1, 25000, 4096, DType::float16), h200).passes == 1);
     CHECK(plan(problem(1, 40000, 1024, DType::float32, true), h200).passes == 2);
     CHECK(plan(problem(1, 20000, 4096, DType::float32, true), h200).passes == 1);
