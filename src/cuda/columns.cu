@@ -639,7 +639,7 @@ struct Place {
     const auto lower_half = [](auto x) { return static_cast<unsigned>(x); };
     const unsigned at = lower_half(reinterpret_cast<std::uintptr_t>(result));
     const unsigned apart = lower_half(step(kResult));
-    unsigned owned = 0;  // of so many items, as then rows begin at the same byte of a sector again
+    unsigned owned = 0;  // of so many items: rows begin at multiples of kBytes, then at the same one of a sector again
 #pragma unroll
     for (int i = 0; i < kPeriod; ++i) {
       const int phase = static_cast<int>((at + i * apart) % tuning::kSectorBytes);

@@ -89,7 +89,7 @@ class Columns {
     load(base, item, raw.extras);
     return raw;
   }
-  // Whether there is a fixed distance between elements, so that no address, and no condition, need be found for each.
+  // Whether elements are a fixed distance apart, so that no address need be found for each.
   __device__ __forceinline__ bool have_steps() const { return !Operation::kFused && one_group(); }
   // Then: all of the items from `base` on, which are there.
   template <int kItems>

@@ -139,8 +139,8 @@ struct Vec {
 #endif
   }
 
-  // The same, if that is `wanted`, and else nothing. In PTX, because the compiler would rather branch, and make the
-  // loads of one branch wait for those of the other.
+  // Loads it, if that is `wanted`, and else keeps what it has. In PTX, because the compiler would rather branch, and
+  // make the loads of one branch wait for those of the other.
   __device__ __forceinline__ void load_if(bool wanted, const T* from) {
 #if defined(__CUDACC__)
     if constexpr (kBytes <= 4) {
@@ -162,6 +162,7 @@ struct Vec {
   }
   // Of a pair both elements, or the first alone, beside which comes 0.
   __device__ __forceinline__ void load_up_to_if(bool wanted, bool both, const T* from) {
+    static_assert(kBytes == 4 && N == 2);
     load_if(wanted && both, from);
     Vec<T, 1> first{words[0]};
     first.load_if(wanted && !both, from);

@@ -678,8 +678,8 @@ int columns_kernel(const Problem& problem, const Plan& plan, int fold, bool shif
   const bool alone = plan.threads_per_row == 1 && fold == 1;
   if (shifted) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
   const int kernels = tuning::columns_kernels(bytes, source, size_of(problem.result), problem.fused.any);
-  const bool words = !tuning::are_vectors(bytes) && !tuning::are_singles(bytes);
-  const bool few = words && problem.outer.size * problem.inner.size / plan.vector < tuning::kColumnWordsMany;
+  const bool few =
+      tuning::are_words(bytes) && problem.outer.size * problem.inner.size / plan.vector < tuning::kColumnWordsMany;
   for (int kernel = 0; kernel < kernels; ++kernel) {
     const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
     const bool suits = size.turns > 1 ? alone && !(few && kernel > 0) : size.max_block >= plan.block;
@@ -719,7 +719,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
       along *= 2;
-    while (cluster == 1 && !vectors_held && !shifted &&
+    while (cluster == 1 && tuning::are_words(vector * bytes) && !shifted &&
            run * along < tuning::kSectorBytes / tuning::kColumnsWordBytes &&
            divide_up(rows, along) > tuning::column_words_rather_held(static_cast<int>(run)))
       along *= 2;

@@ -393,14 +393,15 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8},  Columns
                                            ColumnsKernel{24, 2, 128, 6}, ColumnsKernel{32, 2, 128, 4},
                                            ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 512, 2},
                                            ColumnsKernel{32, 1, 256, 4}};
-// Columns, in words, of which threads have several that are longer than the shortest kernel's: fewer leave
-// multiprocessors with too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7).
+// Columns, in words, of which threads have several that are longer than the shortest kernel's: of fewer, a GPU of 132
+// multiprocessors had too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7).
 inline constexpr std::int64_t kColumnWordsMany = 1 << 18;
 // And where words do not divide columns of 16 bits, of which threads have all of dim, one each: what each costs is more
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
 // columns 58).
 inline constexpr Array kColumnSinglesKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{16, 2, 128, 8}};
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
+constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
 constexpr bool are_singles(int vector_bytes) { return vector_bytes < kColumnsWordBytes; }
 // Whether tiles may overlap: where something is fused, and of 16 bits, to ask which vector is whose takes registers
 // that there are not, and results of 16 bits would overlap by three; single columns would by sixteen.
@@ -411,12 +412,14 @@ constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, int resul
 inline constexpr int kOverlapPart = 8;  // of the vectors that a tile has, at most
 // The last two are for words that are shifted by a column in those rows of 16 bits that begin within one: of threads
 // that have rows that begin alike, and of such as have all of dim.
-inline constexpr int kWordsKernel = 4, kShiftedWordsKernel = 5, kAllShiftedWordsKernel = 6;
+inline constexpr int kAllShiftedWordsKernel = static_cast<int>(kColumnWordsKernels.size()) - 1;
+inline constexpr int kShiftedWordsKernel = kAllShiftedWordsKernel - 1, kWordsKernel = kShiftedWordsKernel - 1;
+static_assert(kColumnWordsKernels[kWordsKernel].turns == 1);
 constexpr bool shifts_words(int vector_bytes, int kernel) {
-  return vector_bytes == kColumnsWordBytes && kernel >= kShiftedWordsKernel;
+  return are_words(vector_bytes) && kernel >= kShiftedWordsKernel;
 }
 constexpr bool shifts_all_words(int vector_bytes, int kernel) {
-  return vector_bytes == kColumnsWordBytes && kernel == kAllShiftedWordsKernel;
+  return are_words(vector_bytes) && kernel == kAllShiftedWordsKernel;
 }
 // Columns of a word.
 constexpr int columns_word(int source_bytes) {
@@ -494,8 +497,9 @@ inline constexpr Array kColumnsShapes{
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
 // exponentiated. So whole lines, over more blocks, as long as these are not a GPC's. (Less time than by half lines, at
 // least: 32 x 2048 x 2048, dim 1, a tenth, of 16 bits 1/18; 512 x 65536, dim 0, 1/20, of 16 bits 1/13. Forward of 16
-// bits takes 9 % more.) Neither way are these to have 512 threads: to read twice takes less (40000 x 1024 of float32,
-// dim 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67).
+// bits takes 9 % more.) Neither way are these to have 512 threads for a sector: to read twice takes less (40000 x 1024
+// of float32, dim 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67). Masks follow,
+// unmeasured.
 inline constexpr Array kColumnsBackwardShapes{
     ColumnsShape{kLineBytes, 128, 1}, ColumnsShape{64, 128, 1},         ColumnsShape{kLineBytes, 256, 2},
     ColumnsShape{kLineBytes, 256, 4}, ColumnsShape{kLineBytes, 256, 8}, ColumnsShape{64, 256, 1},  // without clusters

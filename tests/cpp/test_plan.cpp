@@ -135,6 +135,7 @@ int main() {
   CHECK(!whole.staged && whole.vector == 1 && whole.run == 9);
   CHECK(!plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
   CHECK(plan(problem(64, 90, 81, DType::float16), gpu(90)).staged);
+  CHECK(plan(problem(64, 300, 199, DType::float16), gpu(90)).cluster == 5);
   CHECK(!plan(problem(64, 2050, 65, DType::float16), gpu(90)).staged);
   // words of several columns a thread, where those are many
   for (const auto& [dim, turns] : {std::pair{8, 4}, {9, 3}, {17, 2}, {25, 2}, {33, 1}}) {
