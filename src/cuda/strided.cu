@@ -127,6 +127,10 @@ class Columns {
     return raw;
   }
 
+  // Where nothing is fused, or it has been applied.
+  __device__ __forceinline__ static Term term(const Raw& raw, int k) {
+    return Operation::term(raw.source.widened(k), kIsBackward<Operation> ? raw.grad.widened(k) : 0);
+  }
   // Once, after load(), or, where the element is not there, nothing().
   __device__ __forceinline__ void terms(Raw& raw, Index base, int item, bool exists, Term* terms) const {
     if (Operation::kFused && !exists) {
@@ -138,8 +142,7 @@ class Columns {
     } else {
       if constexpr (Operation::kFused) apply(base, item, raw);
 #pragma unroll
-      for (int k = 0; k < kVector; ++k)
-        terms[k] = Operation::term(raw.source.widened(k), kIsBackward<Operation> ? raw.grad.widened(k) : 0);
+      for (int k = 0; k < kVector; ++k) terms[k] = term(raw, k);
     }
   }
   // The same in the place of what was loaded, as far as that has room.
@@ -870,8 +873,7 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
         for (int k = 0; k < kVector; ++k) {
           Term terms[kUnroll];
 #pragma unroll
-          for (int i = 0; i < kUnroll; ++i)
-            terms[i] = Operation::term(raw[i].source.widened(k), kIsBackward<Operation> ? raw[i].grad.widened(k) : 0);
+          for (int i = 0; i < kUnroll; ++i) terms[i] = ColumnsOf::term(raw[i], k);
           operation.template accumulate<kUnroll, 1, 1>(state[k], terms);
         }
       }
@@ -904,11 +906,8 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
     load(base - step, next);
     operation.with_log([&](auto log) {
       if (has_all(base))
-        return columns.template store_all<kUnroll>(base, [&](int i, int k) {
-          const Term term =
-              Operation::term(raw[i].source.widened(k), kIsBackward<Operation> ? raw[i].grad.widened(k) : 0);
-          return finish[k].again(term, log);
-        });
+        return columns.template store_all<kUnroll>(
+            base, [&](int i, int k) { return finish[k].again(ColumnsOf::term(raw[i], k), log); });
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         if (!has(base, i)) continue;
