@@ -40,6 +40,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((3, 7, 131), 1, (None,), 1),  # of 16 bits, single columns
     ((9, 101, 9), 1, (None,), 1),  # whole strips of words
     ((9, 31, 2), 1, (None,), 1),  # of more threads along dim
+    ((5, 101, 33), 1, (None,), 1),  # of 16 bits, folded, in slabs that begin and end within vectors
+    ((3, 3001, 21), 1, (None,), 1),  # over clusters
     ((2, 9, 131201), 1, (None,), 1),  # so many columns that threads have several
     ((6, 5, 4), (0, 2), (None,)),
     ((40, 7, 30), (0, 2), (None,)),

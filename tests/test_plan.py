@@ -380,13 +380,16 @@ def assert_result(got: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None,
 
 
 def test_columns_are_folded_where_dim_is_worth_it() -> None:
-    """92 columns of 16 bits are no whole vectors: two elements of dim are. 100 columns are better off as words."""
+    """101 columns of 16 bits are no whole words: eight elements of dim are vectors. 102, and long strips, are words."""
     for dim, inner, backward, folded in (
-        (10, 92, False, False),
-        (10, 92, True, True),
-        (12, 92, False, True),
-        (10, 100, True, False),
-        (12, 100, False, False),
+        (79, 101, False, False),
+        (80, 101, False, True),
+        (80, 102, False, False),
+        (80, 102, True, False),
+        (15, 33, True, False),
+        (20, 33, True, True),
+        (200, 333, False, False),
+        (200, 333, True, False),
     ):
         chosen = ndsoftmax.explain((1000, dim, inner), 1, dtype=torch.bfloat16, device="H200", backward=backward)
         assert chosen.regime == "strided"

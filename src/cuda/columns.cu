@@ -18,16 +18,20 @@
 // that all that is loaded and stored are words. A thread has rows that begin alike; states of the same column meet as
 // those of other threads along dim do. Of few rows, where that would be most of the work, columns are held one by one.
 //
-// Other such columns are folded, where dim times the columns is one run of memory that vectors do divide: as many
-// elements of dim as fill whole vectors count as one, of as many times the columns, and states of the same column meet
-// at the end. So 7 × 7 columns of 16 bits are 49 vectors to eight elements of dim.
-// Assumes: no diagonal; outer, dim and inner are one group each; vectors of all operands are aligned, or shifted alike.
+// Other such columns are folded, where dim times the columns, a slab, is one run of memory: as many elements of dim as
+// fill whole vectors count as one, of as many times the columns, and states of the same column meet at the end. So 7 ×
+// 7 columns of 16 bits are 49 vectors to eight elements of dim. A slab may begin and end within a vector; then a column
+// is elsewhere in its vectors, but those that are a strip apart are of the same one all the same. Of these two vectors,
+// the columns that are there are loaded and stored one by one. Assumes: no diagonal; outer, dim and inner are one group
+// each; vectors of all operands are aligned, or shifted alike.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
 
 namespace ndsoftmax::cuda {
 namespace {
+
+using tuning::ColumnsForm;
 
 template <typename Operation>
 struct ColumnsArguments {
@@ -41,6 +45,7 @@ struct ColumnsArguments {
   int vectors;          // of columns, folded ones
   work::Divider inner;  // of them
   int dim;
+  int whole;  // as much of it as all threads have: of slabs that are folded, the last may not
   int rows;   // of dim, that a block has
   int items;  // that any thread has of them
   work::Divider run, along, cluster;
@@ -48,6 +53,7 @@ struct ColumnsArguments {
   int width;  // vectors of columns that a block has at a turn
   int log2_fold;
   work::Divider strip;  // columns of an element of dim, where they are folded
+  int slab;             // and dim times as many: elements that lie in a run
   int log2_parts[2];    // threads that combine a column: of the states of a block's teams, and of a cluster's blocks
   int step;  // of tiles, in vectors of columns; fewer than a block has: they overlap, and write whole sectors
   int lead;  // vectors of the first tile before the first of all
@@ -73,8 +79,10 @@ struct alignas(std::min<std::size_t>(tuning::kVectorBytes, kVector * sizeof(type
 };
 
 // Combines the states of warps, of columns that are folded, and of the blocks of a cluster.
-template <typename Operation, int kVector, bool kShifts>
+template <typename Operation, int kVector, ColumnsForm kForm>
 class ColumnsExchange {
+  static constexpr bool kShifts = kForm == ColumnsForm::shifted, kFolds = kForm == ColumnsForm::folded;
+
  public:
   using State = typename Operation::State;
   using States = VectorStates<Operation, kVector>;
@@ -83,14 +91,14 @@ class ColumnsExchange {
       : arguments_(arguments),
         width_(arguments.width + (kShifts ? 1 : 0)),
         teams_(arguments.along.size >> arguments.log2_lanes),
-        columns_(width_ * kVector >> arguments.log2_fold),
+        columns_(width_ * kVector >> log2_fold()),
         complete_(complete) {
     if (cluster_of(arguments) > 1) complete_.open();
   }
 
   // Whether a team of lanes has all of its columns.
   __device__ __forceinline__ bool needless() const {
-    return teams_ == 1 && cluster_of(arguments_) == 1 && arguments_.log2_fold == 0;
+    return teams_ == 1 && cluster_of(arguments_) == 1 && log2_fold() == 0;
   }
 
   // One lane of each team of lanes `speaks`. The thread's columns are those of `place`.
@@ -117,7 +125,7 @@ class ColumnsExchange {
 
   template <typename PlaceOf>
   __device__ __forceinline__ States operator()(const States& held, const PlaceOf& place, int team, bool speaks) const {
-    const int cluster = cluster_of(arguments_), log2_fold = arguments_.log2_fold, fold = 1 << log2_fold;
+    const int cluster = cluster_of(arguments_), log2_fold = this->log2_fold(), fold = 1 << log2_fold;
     tell(held, place, team, speaks);
     __syncthreads();
     if constexpr (kShifts)
@@ -156,6 +164,7 @@ class ColumnsExchange {
   }
 
  private:
+  __device__ __forceinline__ int log2_fold() const { return kFolds ? arguments_.log2_fold : 0; }
   __device__ __forceinline__ States* whole() const { return reinterpret_cast<States*>(dynamic_shared_memory()); }
   __device__ __forceinline__ States* of_teams(int team) const { return whole() + (1 + team) * width_; }
   // Columns of a tile lie a vector further, from where words may be shifted back.
@@ -214,8 +223,10 @@ __device__ __forceinline__ void store_if(unsigned condition, const Vec<T, N>& ve
 #endif
 }
 
-template <typename Operation, int kItems, int kVector, bool kShifts>
+template <typename Operation, int kItems, int kVector, ColumnsForm kForm>
 class HeldColumns {
+  static constexpr bool kShifts = kForm == ColumnsForm::shifted, kFolds = kForm == ColumnsForm::folded;
+
  public:
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
@@ -235,11 +246,13 @@ class HeldColumns {
     typename Operation::Finish of[kVector];
   };
 
-  // First of all: this thread has `mine` items, others `items` at most.
-  __device__ __forceinline__ void begin(const Operation& operation, int mine, int items) {
+  // First of all: this thread has `mine` items, others `items` at most. Of its first one, so many columns are `before`
+  // all that there is, of its last one `beyond`.
+  __device__ __forceinline__ void begin(const Operation& operation, int mine, int items, int before, int beyond) {
     operation_ = operation;
     mine_ = mine;
     items_ = items;
+    if constexpr (kFolds) before_ = before, beyond_ = beyond;
   }
 
   // The items that are not to be loaded, a bit each: of those that nothing else is said of, what does not exist.
@@ -282,20 +295,23 @@ class HeldColumns {
       source = advanced(source, source_step);
       if constexpr (!kForward) grad = advanced(grad, grad_step);
     };
+    const Source* const first_source = source;
+    const Source* const first_grad = grad;
     each([&](int first) {
-      if (!Operation::kFused && (!kShifts || there) && first + kTogether <= whole) {
+      const bool all_whole = kShifts ? there : !kFolds || first > 0 || before_ == 0;
+      if (!Operation::kFused && all_whole && first + kTogether <= whole) {
 #pragma unroll
         for (int i = first; i < first + kTogether; ++i, advance()) take_both(i);
         return;
       }
 #pragma unroll
       for (int i = first; i < first + kTogether; ++i) {
-        const bool wanted = Operation::kFused ? (missing >> i & 1) == 0 : i < mine_;
+        const bool wanted = Operation::kFused ? (missing >> i & 1) == 0 : kFolds ? is_whole(i) : i < mine_;
         source_[i] = nothing();
         if constexpr (!kForward) grad_[i] = {};
         if constexpr (kVectors<Operation, kVector>) {
           if (wanted) take_both(i);
-          if (Operation::kFused || wanted)
+          if (Operation::kFused || kFolds || wanted)
             advance();  // else the compiler would make one of both branches, whose loads wait
         } else {
           take_if(wanted, source_[i], source);
@@ -304,6 +320,28 @@ class HeldColumns {
         }
       }
     });
+    if constexpr (kFolds) {
+      const auto part = [&](const Source* from, std::int64_t step, Held nothing, int item) {
+        const bool is_first = item == 0;
+        return Held::load_part(advanced(from, item * step), is_first ? before_ : 0,
+                               is_first ? kVector : kVector - beyond_, nothing);
+      };
+      if (before_ > 0) {
+        source_[0] = part(first_source, source_step, nothing(), 0);
+        if constexpr (!kForward) grad_[0] = part(first_grad, grad_step, {}, 0);
+      }
+      if (beyond_ > 0) {
+        const Held last = part(first_source, source_step, nothing(), mine_ - 1);
+        Held last_grad{};
+        if constexpr (!kForward) last_grad = part(first_grad, grad_step, {}, mine_ - 1);
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          if (i != mine_ - 1) continue;
+          source_[i] = last;
+          if constexpr (!kForward) grad_[i] = last_grad;
+        }
+      }
+    }
   }
 
   // Applies what is fused, which `line` has at the first item, and step(line) at the next.
@@ -434,15 +472,24 @@ class HeldColumns {
     return finish;
   }
 
-  // The items that are there, a bit each.
-  __device__ __forceinline__ unsigned existing() const { return ~missing(); }
+  // The items that are there as a whole, a bit each.
+  __device__ __forceinline__ unsigned existing() const {
+    if constexpr (!kFolds) return ~missing();
+    return ~(shifted_left(~0u, mine_ - (beyond_ > 0 ? 1 : 0)) | (before_ > 0 ? 1 : 0));
+  }
 
   // Those of the items `stored`, a bit each, of the vector's `first` and `last` column, or of one of them.
   __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step, unsigned stored,
                                         bool first, bool last) const {
+    Result* const first_result = result;
+    const auto finished = [&](const Held& source, const Held& grad, auto log) {
+      return Vec<Result, kVector>::narrowed([&](int k) {
+        const Term x = term(source, grad, k);
+        return kRaw ? finish.of[k].again(x, log) : finish.of[k](x, log);
+      });
+    };
     const auto store = [&](int item, auto log) {
-      const auto vector = Vec<Result, kVector>::narrowed(
-          [&](int k) { return kRaw ? finish.of[k].again(term(item, k), log) : finish.of[k](term(item, k), log); });
+      const auto vector = finished(source_[item], grad_[kForward ? 0 : item], log);
       const unsigned stores = stored & 1u << item;
       if constexpr (kShifts) {
         const Vec<Result, 1> half{vector.words[0] >> (first ? 0 : 16)};
@@ -458,6 +505,19 @@ class HeldColumns {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) store(first + i, log);
       });
+      if constexpr (kFolds) {
+        if (before_ > 0) finished(source_[0], grad_[0], log).store_part(first_result, before_, kVector);
+        if (beyond_ > 0) {
+          Held source = source_[0], grad = grad_[0];
+#pragma unroll
+          for (int i = 1; i < kItems; ++i) {
+            if (i != mine_ - 1) continue;
+            source = source_[i];
+            if constexpr (!kForward) grad = grad_[i];
+          }
+          finished(source, grad, log).store_part(advanced(first_result, (mine_ - 1) * step), 0, kVector - beyond_);
+        }
+      }
     });
   }
 
@@ -494,11 +554,19 @@ class HeldColumns {
     });
   }
 
-  __device__ __forceinline__ Term term(int item, int k) const {
+  // Of folded slabs, which may begin and end within a vector.
+  __device__ __forceinline__ bool is_whole(int item) const {
+    return item >= (before_ > 0 ? 1 : 0) && item < mine_ - (beyond_ > 0 ? 1 : 0);
+  }
+
+  __device__ __forceinline__ Term term(const Held& source, const Held& grad, int k) const {
     if constexpr (kForward)
-      return Operation::term(source_[item].widened(k) * scale_, 0);
+      return Operation::term(source.widened(k) * scale_, 0);
     else
-      return Operation::term(source_[item].widened(k), grad_[item].widened(k));
+      return Operation::term(source.widened(k), grad.widened(k));
+  }
+  __device__ __forceinline__ Term term(int item, int k) const {
+    return term(source_[item], grad_[kForward ? 0 : item], k);
   }
 
   // Backward, a gradient of 0 adds nothing to a sum, and the output matters to none but fused operations.
@@ -513,23 +581,28 @@ class HeldColumns {
 
   Held source_[kItems], grad_[kForward ? 1 : kItems];
   int mine_, items_;
+  int before_ = 0, beyond_ = 0;
   Real scale_ = 1;
   Operation operation_;
 };
 
 // Where the vector of columns of a thread is.
-template <typename Operation, int kVector, bool kShifts>
+template <typename Operation, int kVector, ColumnsForm kForm>
 struct Place {
+  static constexpr bool kShifts = kForm == ColumnsForm::shifted, kFolds = kForm == ColumnsForm::folded;
+
   const ColumnsArguments<Operation>& arguments;
   int row;  // the first of the thread, of dim
   bool exists;
   int column;  // of the tile
   int outer, inner;
-  int shift = 0;  // columns that the word begins earlier
+  int shift = 0;  // columns that the word begins earlier; of folded slabs, by which the first vector does
+  int dim;        // that the thread's vector has elements of
+  int last;       // of the vectors of a folded slab
 
   __device__ __forceinline__ Place(const ColumnsArguments<Operation>& arguments, int vector, int column, int row,
                                    bool wanted)
-      : arguments(arguments), row(row), column(column) {
+      : arguments(arguments), row(row), column(column), dim(arguments.dim) {
     if constexpr (kShifts) vector -= arguments.lead;
     int held = min(vector, arguments.vectors - 1);  // what does not exist holds what its neighbour does
     if constexpr (kShifts) held = max(held, 0);
@@ -541,6 +614,13 @@ struct Place {
       if (is_column(0) || is_column(kVector - 1)) return;
       exists = false;
       --inner;
+    }
+    if constexpr (kFolds) {
+      const auto address = reinterpret_cast<std::uintptr_t>(arguments.source) / sizeof(*arguments.source);
+      shift = static_cast<int>(address + outer * arguments.outer_stride[kSource]) & (kVector - 1);
+      last = (shift + arguments.slab - 1) / kVector;
+      const int before = arguments.inner.quotient(last);
+      dim = before + (inner <= last - before * arguments.inner.size);
     }
   }
 
@@ -565,7 +645,13 @@ struct Place {
   template <typename Held>
   __device__ __forceinline__ unsigned load(Held& held, int turn, int whole, int mine) const {
     const auto& fusing = arguments.fusing;
-    held.begin(fusing.operation, mine, arguments.items);
+    int before = 0, beyond = 0;
+    if constexpr (kFolds) {
+      const int end = (row + (mine - 1) * arguments.along.size) * arguments.inner.size + inner;
+      if (mine > 0 && row + inner == 0) before = shift;
+      if (mine > 0 && end == last) beyond = (last + 1) * kVector - shift - arguments.slab;
+    }
+    held.begin(fusing.operation, mine, arguments.items, before, beyond);
     unsigned missing = 0;
     if constexpr (Operation::kFused) {
       missing = held.missing();
@@ -599,8 +685,8 @@ struct Place {
     if (!exists) return;
     Result* const result = arguments.result + offset(kResult);
     constexpr bool kMayOverlap =
-        tuning::columns_may_overlap(kVector * sizeof(typename Operation::Source), sizeof(typename Operation::Source),
-                                    sizeof(Result), Operation::kFused);
+        !kFolds && tuning::columns_may_overlap(kVector * sizeof(typename Operation::Source),
+                                               sizeof(typename Operation::Source), sizeof(Result), Operation::kFused);
     unsigned stored = held.existing();
     if constexpr (kMayOverlap) stored &= whole_sectors(result);
     if (is_column(0) && is_column(kVector - 1))
@@ -663,11 +749,11 @@ template <typename Operation, int kVector, int kKernel>
 __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& arguments) {
   constexpr tuning::ColumnsKernel kSize = tuning::columns_kernel(kVector * sizeof(typename Operation::Source), kKernel);
   constexpr int kTurns = kSize.turns;
-  constexpr bool kShifts = tuning::shifts_words(kVector * sizeof(typename Operation::Source), kKernel);
+  constexpr ColumnsForm kForm = tuning::columns_form(kVector * sizeof(typename Operation::Source), kKernel);
   constexpr bool kAlternates = tuning::shifts_all_words(kVector * sizeof(typename Operation::Source), kKernel);
   using HeldOf =
-      HeldColumns<Operation, kSize.vectors / kHeldOperands<Operation> / (kAlternates ? 2 : 1), kVector, kShifts>;
-  using PlaceOf = Place<Operation, kVector, kShifts>;
+      HeldColumns<Operation, kSize.vectors / kHeldOperands<Operation> / (kAlternates ? 2 : 1), kVector, kForm>;
+  using PlaceOf = Place<Operation, kVector, kForm>;
 
   // where threads have all of dim
   const int tile = (static_cast<int>(arguments.first_block) + static_cast<int>(blockIdx.x)) * kTurns;
@@ -678,7 +764,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
   };
   if constexpr (kAlternates) {  // and states of every other row meet, which begin alike
     __shared__ ArrivalBarrier complete;
-    const ColumnsExchange<Operation, kVector, kShifts> exchange(arguments, complete);
+    const ColumnsExchange<Operation, kVector, kForm> exchange(arguments, complete);
     await_kernel_before();
     let_next_kernel_begin();
     const auto rows = [&](int first) { return beyond ? 0 : (arguments.dim + 1 - first) / 2; };
@@ -715,16 +801,19 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     const bool idle = thread.column >= arguments.width;
     if (idle) thread = {};
     __shared__ ArrivalBarrier complete;
-    const ColumnsExchange<Operation, kVector, kShifts> exchange(arguments, complete);
+    const ColumnsExchange<Operation, kVector, kForm> exchange(arguments, complete);
     await_kernel_before();
     let_next_kernel_begin();
 
     const int block = static_cast<int>(arguments.first_block) + blockIdx.x, tile = arguments.cluster.quotient(block);
     const int begin = (block - tile * cluster) * arguments.rows;
     const PlaceOf place(arguments, tile * arguments.step + thread.column, thread.column, begin + thread.along, !idle);
-    const int rows = idle ? 0 : max(0, min(arguments.rows, arguments.dim - begin));
+    const auto rows_of = [&](int dim) { return idle ? 0 : max(0, min(arguments.rows, dim - begin)); };
     HeldOf held;
-    const int whole = arguments.along.quotient(rows), mine = whole + (thread.along < rows - whole * along);
+    const int whole = arguments.along.quotient(rows_of(arguments.whole));
+    int mine = whole, rows = rows_of(arguments.whole);
+    if constexpr (kForm == ColumnsForm::folded) rows = rows_of(place.dim), mine = arguments.along.quotient(rows);
+    mine += thread.along < rows - mine * along;
     const unsigned missing = place.load(held, 0, whole, mine);
     place.apply_fused(held, 0, missing);
     const auto states = held.reduce(1 << arguments.log2_lanes, arguments.run.size);
@@ -769,6 +858,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.vectors = static_cast<int>(problem.outer.size * layout.inner);
     arguments.inner = work::Divider(layout.inner);
     arguments.dim = static_cast<int>(layout.dim);
+    arguments.whole = static_cast<int>(layout.whole);
     arguments.rows = static_cast<int>(layout.rows);
     // where threads have all of dim, they have every other row twice
     const int bytes = plan.vector * static_cast<int>(sizeof(Source));
@@ -786,13 +876,15 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold);
     arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);
+    arguments.slab = layout.folded ? static_cast<int>(problem.dim.size * problem.inner.size) : 0;
     const int columns = (layout.width + layout.shift) * plan.vector / layout.fold;
     const int teams = along >> arguments.log2_lanes;
     arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold, plan.block);
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
     const auto launch = [&]<int kVector>() {
-      constexpr int kKernels = tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source),
-                                                       sizeof(typename Operation::Result), Operation::kFused);
+      constexpr int kKernels =
+          tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source), sizeof(typename Operation::Result),
+                                  Operation::kDirection, Operation::kFused);
       visit_int<0, kKernels - 1>(layout.kernel, [&](auto kernel) {
         launch_grid<hold_columns<Operation, kVector, kernel>>(arguments, plan, pointers, stream);
       });

@@ -169,6 +169,30 @@ struct Vec {
     words[0] = first.words[0];
   }
 
+  // Loads the elements from `begin` to `end`, of 16 or 32 bits, one by one, beside others of `rest`.
+  __device__ __forceinline__ static Vec load_part(const T* from, int begin, int end, const Vec& rest) {
+    static_assert(sizeof(T) <= 4);
+    Vec<T, 1> elements[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      elements[k].words[0] = kPaired ? rest.words[k / 2] >> (k % 2 * 16) : rest.words[k * sizeof(T) / 4];
+      elements[k].load_if(k >= begin && k < end, from + k);
+    }
+    Vec vec;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(words) / 4); ++i)
+      vec.words[i] =
+          kPaired ? (elements[2 * i].words[0] & 0xffff) | elements[2 * i + 1].words[0] << 16 : elements[i].words[0];
+    return vec;
+  }
+
+  // The elements from `begin` to `end`, one by one.
+  __device__ __forceinline__ void store_part(T* to, int begin, int end) const {
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      if (k >= begin && k < end) extract(k, to + k);
+  }
+
   __device__ __forceinline__ void store(T* to) const {
     if constexpr (kBytes == 2)
       *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(words[0]);

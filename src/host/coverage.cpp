@@ -35,7 +35,9 @@ class Counts {
   }
   // Neighbours in the slab of dim times columns.
   void slab(std::int64_t outer, std::int64_t first, int vector) {
-    for (int k = 0; k < vector; ++k) count(outer * problem_.dim.size * problem_.inner.size + first + k);
+    const std::int64_t size = problem_.dim.size * problem_.inner.size;
+    for (std::int64_t i = std::max<std::int64_t>(first, 0); i < std::min(first + vector, size); ++i)
+      count(outer * size + i);
   }
   std::vector<std::uint8_t> take() { return std::move(counts_); }
 
@@ -167,7 +169,8 @@ void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
         if (row >= layout.rows || begin + row >= layout.dim) continue;
         if (!writes_vector(problem, plan, layout, column, outer, begin + row, within)) continue;
         if (layout.shift == 0) {
-          counts.slab(outer, ((begin + row) * layout.inner + within) * plan.vector, plan.vector);
+          const int phase = layout.folded ? phase_of(problem, plan, outer) : 0;
+          counts.slab(outer, ((begin + row) * layout.inner + within) * plan.vector - phase, plan.vector);
           continue;
         }
         const std::int64_t first = within * plan.vector - (result_offset(problem, outer, begin + row) & 1);

@@ -609,17 +609,25 @@ int fold_of(const Problem& problem, int vector) {
   return vector / static_cast<int>(std::gcd(strip_of(problem), std::int64_t{vector}));
 }
 
-// Whether vectors divide dim times the columns: one run of memory in every operand.
-bool slabs_are_vectors(const Problem& problem, int vector) {
+// Whether dim times the columns is one run of memory in every operand, and all runs are misaligned alike: vectors of
+// one are vectors of all.
+bool slabs_are_vectors(const Problem& problem) {
   const std::int64_t strip = strip_of(problem);
-  if (problem.fused.any || problem.dim.rank != 1 || problem.dim.size * strip % vector != 0) return false;
+  if (problem.fused.any || problem.dim.rank != 1) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
-    if (!starts_on_vector(problem, operand, vector)) return false;
     if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != strip) return false;
-    if (problem.outer.rank > 0 && problem.outer.groups[0].stride[operand] % vector != 0) return false;
   }
-  return true;
+  return rows_are_vectors(problem);
+}
+
+// Elements at most between the vector that a slab begins in and its first element.
+int most_phase_of_slabs(const Problem& problem, int vector) {
+  int unit = vector;  // whose multiples all slabs begin at
+  if (problem.outer.rank > 0)
+    unit = static_cast<int>(std::gcd(problem.outer.groups[0].stride[kSource], std::int64_t{unit}));
+  const std::int64_t phase = problem.misalignment[kSource] / size_of(problem.source);
+  return vector - unit + static_cast<int>(phase % unit);
 }
 
 // Whether 16-bit columns can be held as words that begin a column earlier in rows that begin within a word: all
@@ -673,14 +681,15 @@ int columns_overlap(const Problem& problem, const Plan& plan) {
 
 // Which kernel it runs: one of tuning::kColumnsKernels, or of those for words or single columns. Those that have
 // several tiles have all of dim in each thread.
-int columns_kernel(const Problem& problem, const Plan& plan, int fold, bool shifted) {
+int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool shifted) {
   const int source = size_of(problem.source), bytes = plan.vector * source, vectors = plan.items * sources_of(problem);
-  const bool alone = plan.threads_per_row == 1 && fold == 1;
+  const bool alone = plan.threads_per_row == 1 && !folded;
   if (shifted) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
-  const int kernels = tuning::columns_kernels(bytes, source, size_of(problem.result), problem.fused.any);
+  const int kernels =
+      tuning::columns_kernels(bytes, source, size_of(problem.result), problem.direction, problem.fused.any);
   const bool few =
       tuning::are_words(bytes) && problem.outer.size * problem.inner.size / plan.vector < tuning::kColumnWordsMany;
-  for (int kernel = 0; kernel < kernels; ++kernel) {
+  for (int kernel = folded ? tuning::kFoldedKernel : 0; kernel < kernels; ++kernel) {
     const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
     const bool suits = size.turns > 1 ? alone && !(few && kernel > 0) : size.max_block >= plan.block;
     if (suits && size.vectors >= vectors) return kernel;
@@ -693,7 +702,9 @@ int columns_kernel(const Problem& problem, const Plan& plan, int fold, bool shif
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
                                  int vector) {
   const int bytes = size_of(problem.source), operands = sources_of(problem);
-  if (tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.fused.any) == 0) return {};
+  const int kernels =
+      tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.direction, problem.fused.any);
+  if (kernels == 0) return {};
   Plan plan;
   plan.regime = Regime::strided;
   plan.vector = vector;
@@ -701,9 +712,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const bool shifted = words_shift(problem, plan);
   const ColumnsLayout layout = columns_layout(problem, plan);
   const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
-  if (layout.fold > 1 && dim < tuning::columns_min_folded(problem.direction)) return {};
+  if (layout.folded && layout.whole < tuning::columns_min_folded(bytes, problem.direction)) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
-  const tuning::ColumnsKernel& largest_kernel = vectors_held ? tuning::kColumnsKernels.back()
+  const int last = layout.folded ? kernels : tuning::kFoldedKernel;
+  const tuning::ColumnsKernel& largest_kernel = vectors_held ? tuning::kColumnsKernels[last - 1]
                                                 : singles    ? tuning::kColumnSinglesKernels.back()
                                                              : tuning::kColumnWordsKernels[tuning::kWordsKernel];
   const int most = largest_kernel.vectors / operands, most_threads = largest_kernel.max_block;
@@ -785,7 +797,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     if (strip < kWarp || !whole()) return {};
   } else if (shifted && problem.in_place) {
     return {};
-  } else if (layout.fold > 1 || strip * vector * bytes < least_strip) {
+  } else if (layout.folded || strip * vector * bytes < least_strip) {
     const bool runs = slabs_are_runs(problem) && problem.dim.groups[0].stride[kResult] == problem.inner.size;
     if (!runs || !whole()) return {};
   } else if (!parts()) {
@@ -795,7 +807,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
   plan.block = static_cast<int>(whole_warps(width * along));
-  const int kernel = columns_kernel(problem, plan, layout.fold, shifted);
+  const int kernel = columns_kernel(problem, plan, layout.folded, shifted);
   const int turns = tuning::columns_kernel(vector * bytes, kernel).turns;
   if (turns > 1) width = plan.block = tuning::kColumnsBlock;
   plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
@@ -818,11 +830,18 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   return plan;
 }
 
-// Whether folded columns are held at less cost than as words: a vector takes one instruction where words take four, but
-// has several columns' states to combine, and its clusters, which have whole strips, may be larger.
+// Whether folded columns are held at less cost than as words, forward: a vector takes one instruction where words take
+// four, but has several columns' states to combine, and its clusters, which have whole strips, may be larger.
 bool folds_cheaper(const Problem& problem, const Plan& folded, const Plan& words) {
   const int states = folded.threads_per_row * columns_layout(problem, folded).fold;
-  return folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * words.threads_per_row;
+  return problem.direction == Direction::forward && folded.cluster <= words.cluster &&
+         states < tuning::kColumnsFoldedStates * words.threads_per_row;
+}
+
+// The same where words would be shifted in every other row: if the strip is short, a vector spares them that, too.
+bool folds_rather_than_shifts(const Problem& problem, const Plan& folded, const Plan& words) {
+  return strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) &&
+         folded.cluster <= words.cluster;
 }
 
 // Whether threads rather have single 16-bit columns than words that are shifted, where they can be.
@@ -837,19 +856,22 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   if (columns_are_vectors(problem, vector)) return of(vector);
-  std::optional<Plan> words;
-  const bool aligned = columns_are_vectors(problem, word);
-  const bool parts = strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false);
-  if (aligned && parts) words = of(word);
-  if (words && problem.direction == Direction::forward) return words;
-  const auto folded = slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt;
-  if (folded && (!words || folds_cheaper(problem, *folded, *words))) return folded;
-  if (aligned) return parts ? words : of(word);
+  // Of 32 bits, what begins or ends within a vector is left to words: 10007 x 7 folded were off by half an ulp more.
+  const bool whole = problem.dim.size * strip_of(problem) % vector == 0 && most_phase_of_slabs(problem, vector) == 0;
+  const auto folded = [&] { return slabs_are_vectors(problem) && (bytes == 2 || whole) ? of(vector) : std::nullopt; };
+  if (columns_are_vectors(problem, word)) {
+    const auto words = of(word);
+    const bool parts = strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false);
+    if (words && parts) return words;
+    const auto folds = folded();
+    return folds && (!words || folds_cheaper(problem, *folds, *words)) ? folds : words;
+  }
   if (problem.fused.any) return {};
   const bool shifts = words_may_shift(problem);
   if (bytes == 2 && (!shifts || suits_singles(problem)) && columns_are_vectors(problem, 1))
     if (const auto singles = of(1)) return singles;
-  return shifts ? of(word) : std::nullopt;
+  const auto words = shifts ? of(word) : std::nullopt, folds = folded();
+  return folds && (!words || folds_rather_than_shifts(problem, *folds, *words)) ? folds : words;
 }
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
@@ -1125,12 +1147,18 @@ bool has_masked_kernels(const Problem& problem) {
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   ColumnsLayout layout{};
   layout.shift = words_shift(problem, plan) ? 1 : 0;
-  layout.fold = layout.shift > 0 ? 1 : fold_of(problem, plan.vector);
+  layout.folded = holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector);
+  layout.fold = layout.folded ? fold_of(problem, plan.vector) : 1;
   layout.inner = problem.inner.size * layout.fold / plan.vector + layout.shift;
-  layout.dim = problem.dim.size / layout.fold;
+  layout.dim = layout.whole = problem.dim.size;
+  if (layout.folded) {
+    const std::int64_t slab = problem.dim.size * problem.inner.size;
+    layout.whole = slab / plan.vector / layout.inner;
+    layout.dim = divide_up(divide_up(slab + most_phase_of_slabs(problem, plan.vector), plan.vector), layout.inner);
+  }
   layout.rows = divide_up(layout.dim, plan.cluster);
   layout.along = plan.threads_per_row / plan.cluster;
-  layout.kernel = columns_kernel(problem, plan, layout.fold, layout.shift > 0);
+  layout.kernel = columns_kernel(problem, plan, layout.folded, layout.shift > 0);
   layout.turns = tuning::columns_kernel(plan.vector * size_of(problem.source), layout.kernel).turns;
   layout.width = plan.rows_per_block / plan.vector / layout.turns;
   int overlap = plan.run == layout.inner ? 0 : columns_overlap(problem, plan);

@@ -62,8 +62,10 @@ inline bool holds_columns(const Plan& plan) { return plan.passes == 1 && !plan.s
 // elements of dim are taken for one, of as many times the columns.
 struct ColumnsLayout {
   int fold;
+  bool folded;         // also by one: the slab begins within a vector
   std::int64_t inner;  // of columns, folded ones
   std::int64_t dim;    // folded elements of it
+  std::int64_t whole;  // as many of them as all columns have, wherever slabs begin
   std::int64_t rows;   // that a block has
   int along;           // threads of a block along dim
   int kernel;          // that it runs: one of tuning::kColumnsKernels, or of those for words

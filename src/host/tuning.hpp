@@ -384,7 +384,12 @@ struct ColumnsKernel {
   int blocks;     // of the largest size, a multiprocessor
 };
 inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
+                                       ColumnsKernel{20, 1, 512, 1}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}};
+// The last of them are for slabs that are folded, and may begin and end within a vector. Backward has the smaller one
+// alone, of whose blocks a multiprocessor has three: of 16 bits, 1536 x 197 x 197 take an H100 128 us in clusters of
+// five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38, 52, as tiles 55.
+inline constexpr int kFoldedKernel = 3;
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
 // all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
 // under way (16 x 21 x 263169 of float32: 200 us, one at a time 211; x 10: 92, 112; x 30: 293, 312).
@@ -421,15 +426,22 @@ constexpr bool shifts_words(int vector_bytes, int kernel) {
 constexpr bool shifts_all_words(int vector_bytes, int kernel) {
   return are_words(vector_bytes) && kernel == kAllShiftedWordsKernel;
 }
+enum class ColumnsForm : std::uint8_t { plain, shifted, folded };
+constexpr ColumnsForm columns_form(int vector_bytes, int kernel) {
+  if (are_vectors(vector_bytes) && kernel >= kFoldedKernel) return ColumnsForm::folded;
+  return shifts_words(vector_bytes, kernel) ? ColumnsForm::shifted : ColumnsForm::plain;
+}
 // Columns of a word.
 constexpr int columns_word(int source_bytes) {
   return source_bytes < kColumnsWordBytes ? kColumnsWordBytes / source_bytes : 1;
 }
 // How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
 // tiles, in shared memory, leave it them.
-constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
+constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, Direction direction, bool fused) {
   if (source_bytes == 8) return 0;
-  if (are_vectors(vector_bytes)) return kColumnsKernels.size();
+  if (are_vectors(vector_bytes))
+    return fused ? kFoldedKernel
+                 : static_cast<int>(kColumnsKernels.size()) - (direction == Direction::backward ? 1 : 0);
   const bool halves = source_bytes == 2 && result_bytes == 2;
   if (fused) return 0;
   if (are_singles(vector_bytes)) return halves ? kColumnSinglesKernels.size() : 0;
@@ -446,10 +458,14 @@ constexpr int columns_together(int vector_bytes, int items) {
   return items > 4 && items % 2 == 0 ? 2 : 1;
 }
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
-// compute, above all forward, where each has a maximum (100,000 x 10 x 100 of 16 bits: 209 us, as tiles 172).
-constexpr int columns_min_folded(Direction direction) { return direction == Direction::forward ? 6 : 2; }
-// Backward, columns that could be words as well are folded where clusters are no larger, whose blocks wait for each
-// other, and states that meet are not twice as many.
+// compute, above all forward, where each has a maximum, and of 16 bits, of which a vector has eight (an H100 takes for
+// 10000 x 50 x 49 of 16 bits, six of them, 52 us, tiles 50; 2000 x 80 x 101, ten, 33, 37; 2000 x 200 x 65 50, 60).
+constexpr int columns_min_folded(int source_bytes, Direction direction) {
+  return direction == Direction::backward ? 2 : source_bytes == 2 ? 10 : 5;
+}
+// Forward, columns that could be words as well are folded where clusters are no larger, whose blocks wait for each
+// other, and states that meet are not twice as many (2000 x 200 x 65 of float32: 80 us, words 89; but 512 x 512 x 49
+// 47, 42). Backward, words never take longer.
 inline constexpr int kColumnsFoldedStates = 2;
 // Backward, single columns have all of a dim up to this, or of any that they hold where shifted words would have whole
 // strips (8 x 8 x 263169: 38 us, words 30; 3905 x 6 x 179: 11.1, 12.3).

@@ -71,8 +71,8 @@ bool has_room(const Problem& problem, const Plan& plan) {
   if (plan.regime != Regime::strided || !holds_columns(plan)) return true;
   const int bytes = plan.vector * size_of(problem.source), operands = problem.has(kGrad) ? 2 : 1;
   const ColumnsLayout layout = columns_layout(problem, plan);
-  if (layout.kernel >=
-      tuning::columns_kernels(bytes, size_of(problem.source), size_of(problem.result), problem.fused.any))
+  if (layout.kernel >= tuning::columns_kernels(bytes, size_of(problem.source), size_of(problem.result),
+                                               problem.direction, problem.fused.any))
     return false;
   const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, layout.kernel);
   return plan.block <= kernel.max_block && plan.items * operands <= kernel.vectors &&
@@ -134,8 +134,16 @@ int main() {
   const Plan whole = plan(problem(64, 101, 9), gpu(90));
   CHECK(!whole.staged && whole.vector == 1 && whole.run == 9);
   CHECK(!plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
-  CHECK(plan(problem(64, 90, 81, DType::float16), gpu(90)).staged);
-  CHECK(plan(problem(64, 300, 199, DType::float16), gpu(90)).cluster == 5);
+  CHECK(plan(problem(64, 75, 81, DType::float16), gpu(90)).staged);
+  // of more elements folded, in slabs that begin and end within vectors
+  for (const std::int64_t outer : {1, 7, 64})
+    for (const std::int64_t dim : {90, 300, 2051})
+      for (const std::int64_t inner : {3, 81, 199}) {
+        const Problem slabs = problem(outer, dim, inner, DType::float16);
+        const Plan vectors = plan(slabs, gpu(90));
+        CHECK(!vectors.staged && vectors.passes == 1 && vectors.vector == 8);
+        CHECK(covers(slabs, vectors));
+      }
   CHECK(!plan(problem(64, 2050, 65, DType::float16), gpu(90)).staged);
   // words of several columns a thread, where those are many
   for (const auto& [dim, turns] : {std::pair{8, 4}, {9, 3}, {17, 2}, {25, 2}, {33, 1}}) {
