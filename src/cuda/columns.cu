@@ -22,8 +22,9 @@
 // fill whole vectors count as one, of as many times the columns, and states of the same column meet at the end. So 7 ×
 // 7 columns of 16 bits are 49 vectors to eight elements of dim. A slab may begin and end within a vector; then a column
 // is elsewhere in its vectors, but those that are a strip apart are of the same one all the same. Of these two vectors,
-// the columns that are there are loaded and stored one by one. Assumes: no diagonal; outer, dim and inner are one group
-// each; vectors of all operands are aligned, or shifted alike.
+// the columns that are there are loaded and stored one by one.
+//
+// Assumes: no diagonal; outer, dim and inner are one group each; vectors of all operands are aligned, or shifted alike.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -306,7 +307,9 @@ class HeldColumns {
       }
 #pragma unroll
       for (int i = first; i < first + kTogether; ++i) {
-        const bool wanted = Operation::kFused ? (missing >> i & 1) == 0 : kFolds ? is_whole(i) : i < mine_;
+        const bool wanted = Operation::kFused ? (missing >> i & 1) == 0
+                            : kFolds          ? (existing() >> i & 1) != 0
+                                              : i < mine_;
         source_[i] = nothing();
         if constexpr (!kForward) grad_[i] = {};
         if constexpr (kVectors<Operation, kVector>) {
@@ -321,19 +324,17 @@ class HeldColumns {
       }
     });
     if constexpr (kFolds) {
-      const auto part = [&](const Source* from, std::int64_t step, Held nothing, int item) {
-        const bool is_first = item == 0;
-        return Held::load_part(advanced(from, item * step), is_first ? before_ : 0,
-                               is_first ? kVector : kVector - beyond_, nothing);
-      };
       if (before_ > 0) {
-        source_[0] = part(first_source, source_step, nothing(), 0);
-        if constexpr (!kForward) grad_[0] = part(first_grad, grad_step, {}, 0);
+        source_[0] = Held::load_part(first_source, before_, kVector, nothing());
+        if constexpr (!kForward) grad_[0] = Held::load_part(first_grad, before_, kVector, {});
       }
       if (beyond_ > 0) {
-        const Held last = part(first_source, source_step, nothing(), mine_ - 1);
+        const auto last_of = [&](const Source* first, std::int64_t step, const Held& rest) {
+          return Held::load_part(advanced(first, (mine_ - 1) * step), 0, kVector - beyond_, rest);
+        };
+        const Held last = last_of(first_source, source_step, nothing());
         Held last_grad{};
-        if constexpr (!kForward) last_grad = part(first_grad, grad_step, {}, mine_ - 1);
+        if constexpr (!kForward) last_grad = last_of(first_grad, grad_step, {});
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           if (i != mine_ - 1) continue;
@@ -552,11 +553,6 @@ class HeldColumns {
         visit(first, k, terms);
       }
     });
-  }
-
-  // Of folded slabs, which may begin and end within a vector.
-  __device__ __forceinline__ bool is_whole(int item) const {
-    return item >= (before_ > 0 ? 1 : 0) && item < mine_ - (beyond_ > 0 ? 1 : 0);
   }
 
   __device__ __forceinline__ Term term(const Held& source, const Held& grad, int k) const {
