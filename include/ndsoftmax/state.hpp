@@ -37,7 +37,7 @@ struct MaxSum {
   // The factor that moves a sum taken relative to `from` to one relative to `to` (from <= to).
   // Equal maxima give exactly 1, also when both are -inf.
   NDSOFTMAX_HOST_DEVICE static Real rescale(Real from, Real to) {
-    return from == to ? Real(1) : exponential(from - to);
+    return exponential(from == to ? Real(0) : from - to);  // which is 1, without a branch
   }
 
   NDSOFTMAX_HOST_DEVICE void combine(const MaxSum& other) {

@@ -228,6 +228,24 @@ struct Forward {
     state.max = max;
   }
 
+  // The same of a few vectors of columns, one state each.
+  template <int kItems, int kColumns, typename Raw>
+  __device__ __forceinline__ void accumulate_columns(State (&state)[kColumns], const Raw (&raw)[kItems]) const {
+    auto most = raw[0].source;
+#pragma unroll
+    for (int i = 1; i < kItems; ++i) most = most.larger(raw[i].source);
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k) {
+      const Real max = larger(state[k].max, most.widened(k));
+      state[k].sum *= rescale(state[k].max, max);
+      state[k].max = max;
+      Term terms[kItems];
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) terms[i] = raw[i].source.widened(k);
+      add<kItems>(state[k], terms);
+    }
+  }
+
   // A distance from the maximum of the row in two parts is off by an ulp, which 16 bits do not show.
   static constexpr bool kKeepsDistances = sizeof(Result) == 2;
 
@@ -384,6 +402,16 @@ struct Backward {
     });
     state.sum += sums.total();
     if constexpr (kFused) state.living += living;
+  }
+  template <int kItems, int kColumns, typename Raw>
+  __device__ __forceinline__ void accumulate_columns(State (&state)[kColumns], const Raw (&raw)[kItems]) const {
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k) {
+      Term terms[kItems];
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) terms[i] = term(raw[i].source.widened(k), raw[i].grad.widened(k));
+      accumulate<kItems, 1, 1>(state[k], terms);
+    }
   }
   template <typename Team>
   __device__ __forceinline__ static void total(State& state, const Team& team) {

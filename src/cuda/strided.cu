@@ -11,9 +11,11 @@
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
 // through distributed shared memory. Where it is longer still, or a tile not worth its blocks: the online softmax,
 // which reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in
-// online.cu. Any strides, any number of groups on every axis; only kColumns > 1 assumes that dim is one group, and that
-// the innermost group of columns has stride 1. Where dim is several, elements are copied one by one, and results go
-// back into the tile first, which needs them to be of the source's type (tile_plan() sees to that).
+// online.cu. So do those of columns that vectors do not divide, and that are folded: a column then has several copies,
+// a strip apart, each with some of its elements. Any strides, any number of groups on every axis; only kColumns > 1
+// assumes that dim is one group, and that the innermost group of columns has stride 1. Where dim is several, elements
+// are copied one by one, and results go back into the tile first, which needs them to be of the source's type
+// (tile_plan() sees to that).
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -36,6 +38,7 @@ struct StridedArguments {
   std::int64_t dim;
   std::int64_t inner;  // in vectors
   std::int64_t splits;
+  std::int64_t part;  // elements of dim in each
   std::int64_t first_block;
   work::Divider run;
   work::Divider along;  // threads along dim
@@ -43,13 +46,20 @@ struct StridedArguments {
   StridedTile tile;
   work::Divider words;  // of a strip of the tile
   Phase phase;
+  // Where columns are folded, and the rest is of those; in elements.
+  struct {
+    std::int64_t slab;    // dim times the columns
+    std::int64_t strip;   // columns before they are folded
+    std::int64_t copies;  // of each column after that
+  } folded;
   KernelAxis<kOperandsOf<Operation>> dim_axis, outer_axis, inner_axis;
   Fusing<Operation> fusing;
 };
 
 // The kVector columns a thread works on, and the elements of them that it has: base + item * along.size + along.
-// Where dim is one group, as it always is where columns are vectors, a thread steps by a fixed distance.
-template <typename Operation, int kVector, typename Index>
+// Where dim is one group, as it always is where columns are vectors, a thread steps by a fixed distance. Of folded ones
+// the first and the last vector of a slab may be there in part: edges, of which load() loads nothing, load_edge() all.
+template <typename Operation, int kVector, typename Index, bool kFolds = false>
 class Columns {
  public:
   using Source = typename Operation::Source;
@@ -67,6 +77,7 @@ class Columns {
     if (column >= arguments.columns) column = 0;
     const std::int64_t outer = quotient(column, arguments.inner), inner = column - outer * arguments.inner;
     first_ = offsets_called(arguments.outer_axis, outer);
+    if constexpr (kFolds) fold(first_, static_cast<Index>(inner) * kVector);
     first_ += offsets_called(arguments.inner_axis, inner * kVector);
     if (one_group()) {
       first_ += offsets_in_group(arguments.dim_axis, along);
@@ -83,11 +94,22 @@ class Columns {
   }
 
   __device__ __forceinline__ Raw load(Index base, int item) const {
+    if (is_edge(base, item)) return nothing();
     Raw raw;
     raw.source = Vec<Source, kVector>::load(where<kSource>(base, item));
     if constexpr (kIsBackward<Operation>) raw.grad = Vec<Source, kVector>::load(where<kGrad>(base, item));
     load(base, item, raw.extras);
     return raw;
+  }
+  __device__ __forceinline__ bool have_edges() const { return kFolds && (before_ > 0 || beyond_ > 0); }
+  __device__ __forceinline__ void load_edge(Index base, int item, Raw& raw) const {
+    if constexpr (kFolds) {
+      if (!is_edge(base, item)) return;
+      const int from = first_there(base, item), to = end_there(base, item);
+      raw.source = Vec<Source, kVector>::load_part(where<kSource>(base, item), from, to, raw.source);
+      if constexpr (kIsBackward<Operation>)
+        raw.grad = Vec<Source, kVector>::load_part(where<kGrad>(base, item), from, to, raw.grad);
+    }
   }
   // Whether elements are a fixed distance apart, so that no address need be found for each.
   __device__ __forceinline__ bool have_steps() const { return !Operation::kFused && one_group(); }
@@ -158,7 +180,11 @@ class Columns {
 
   template <typename Values>
   __device__ __forceinline__ void store(Index base, int item, const Values& value) const {
-    Vec<Result, kVector>::narrowed(value).store(result(base, item));
+    const auto vec = Vec<Result, kVector>::narrowed(value);
+    if constexpr (kFolds)
+      if (is_edge(base, item))
+        return vec.store_part(result(base, item), first_there(base, item), end_there(base, item));
+    vec.store(result(base, item));
   }
   __device__ __forceinline__ Result* result(Index base, int item) const {
     return result_ + offset_of(base, item).at[kResult];
@@ -182,6 +208,31 @@ class Columns {
   }
 
  private:
+  // The slab at `first`, which is moved to the vector that it begins in; these columns are `column` beyond that.
+  __device__ __forceinline__ void fold(OffsetsOf& first, Index column) {
+    constexpr unsigned kBytes = sizeof(Source) * kVector;
+    const auto address = reinterpret_cast<std::uintptr_t>(arguments_.source + first.at[kSource]);
+    const int misaligned = static_cast<int>(address % kBytes / sizeof(Source));
+    first.at[kSource] -= misaligned;
+    first.at[kResult] -= misaligned;
+    if constexpr (kIsBackward<Operation>) first.at[kGrad] -= misaligned;
+    if (!exist()) return;
+    const Index row = arguments_.inner * kVector, left = arguments_.folded.slab + misaligned - column;
+    dim_ = quotient(left + row - 1, row);
+    before_ = max(0, misaligned - static_cast<int>(min(column, Index{kVector})));
+    beyond_ = max(0, kVector - static_cast<int>(min(left - (dim_ - 1) * row, Index{kVector})));
+  }
+  __device__ __forceinline__ bool is_edge(Index base, int item) const {
+    return kFolds && (first_there(base, item) > 0 || end_there(base, item) < kVector);
+  }
+  // Of the columns, those that are there.
+  __device__ __forceinline__ int first_there(Index base, int item) const {
+    return element(base, item) == 0 ? before_ : 0;
+  }
+  __device__ __forceinline__ int end_there(Index base, int item) const {
+    return element(base, item) == dim_ - 1 ? kVector - beyond_ : kVector;
+  }
+
   __device__ __forceinline__ bool one_group() const { return kVector > 1 || arguments_.dim_axis.rank <= 1; }
 
   template <int kOperand>
@@ -233,6 +284,7 @@ class Columns {
   OffsetsOf first_, step_;
   int along_;
   Index dim_;
+  int before_ = 0, beyond_ = 0;  // columns of the first vector and of the last that there are not
 };
 
 template <typename Operation>
@@ -265,9 +317,7 @@ class TileExchange {
     if (along == 1 && cluster == 1) return;
     const Lanes team{work::tile_team(arguments_.run.size, along), arguments_.run.size};
     const int parts = along / team.lanes;  // states of a column
-    if (team.lanes > 1)
-#pragma unroll
-      for (int k = 0; k < kColumns; ++k) state[k] = team.combine(state[k]);
+    if (team.lanes > 1) team.combine_each(state);
     if (parts == 1 && cluster == 1) return;
 
     State* const of_teams = whole_ + columns_;
@@ -813,9 +863,40 @@ struct alignas(sizeof(State) * kVector < 16 ? sizeof(State) * kVector : 16) Stat
   State of[kVector];
 };
 
-template <typename Operation, int kVector>
+// Combines the states of all parts of dim, of which the threads along a column take turns.
+template <bool kFolds, typename Operation, int kVector>
+__device__ __forceinline__ void combine_parts(const StridedArguments<Operation>& arguments, std::int64_t column,
+                                              int along, typename Operation::State (&state)[kVector]) {
+  using State = typename Operation::State;
+  if constexpr (!kFolds) {
+    using States = StatesOf<State, kVector>;
+    const auto* const states = reinterpret_cast<const States*>(arguments.states) + column;
+    for (std::int64_t i = along; i < arguments.splits; i += arguments.along.size) {
+      const States part = states[i * arguments.columns];
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) state[k].combine(part.of[k]);
+    }
+  } else {  // a column's copies, one strip apart, do it in the same order
+    const std::int64_t strip = arguments.folded.strip, copies = arguments.folded.copies;
+    const std::int64_t outer = quotient(column, arguments.inner), own = (column - outer * arguments.inner) * kVector;
+    const State* const states = arguments.states + outer * arguments.inner * kVector;
+    const std::int64_t first = own - quotient(own, strip) * strip;
+    for (std::int64_t i = along; i < arguments.splits * copies; i += arguments.along.size) {
+      const std::int64_t part = quotient(i, copies), copy = i - part * copies;
+      const State* const of_part = states + part * arguments.columns * kVector + copy * strip;
+      std::int64_t at = first;
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        state[k].combine(of_part[at]);
+        at = at + 1 == strip ? 0 : at + 1;
+      }
+    }
+  }
+}
+
+template <typename Operation, int kVector, bool kFolds>
 __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& arguments) {
-  using ColumnsOf = Columns<Operation, kVector, std::int64_t>;
+  using ColumnsOf = Columns<Operation, kVector, std::int64_t, kFolds>;
   using Term = typename Operation::Term;
   constexpr int kUnroll = tuning::strided_online_items(kVector, sizeof(typename Operation::Source),
                                                        Operation::kDirection, Operation::kFused);
@@ -833,7 +914,7 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   const std::int64_t tile = quotient(block, arguments.splits), split = block - tile * arguments.splits;
   const std::int64_t column = tile * width + exchange.thread.column;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
-  const work::Part part = work::part_of(arguments.dim, split, arguments.splits);
+  const work::Part part = work::part_at(arguments.dim, split, arguments.part);
   const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
   using Raws = typename ColumnsOf::Raw[kUnroll];
   const auto has = [&](std::int64_t base, int i) { return base >= part.begin && columns.has(base, i, part.end); };
@@ -847,9 +928,11 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
     if (has_all(base)) return columns.load_all(base, raw);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) raw[i] = has(base, i) ? columns.load(base, i) : columns.nothing();
+    if (columns.have_edges())
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i)
+        if (has(base, i)) columns.load_edge(base, i, raw[i]);
   };
-  using States = StatesOf<typename Operation::State, kVector>;
-  auto* const states = reinterpret_cast<States*>(arguments.states);
   Raws raw, next;  // which is under way meanwhile
   const auto advance = [&] {
 #pragma unroll
@@ -857,7 +940,7 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   };
 
   typename Operation::State state[kVector];
-  const std::int64_t last = part.begin + (part.end - part.begin - 1) / step * step;
+  const std::int64_t last = part.begin + quotient(max(part.end - part.begin, std::int64_t{1}) - 1, step) * step;
   if (arguments.phase != Phase::write) {
     load(part.begin, raw);
     for (std::int64_t base = part.begin; base < part.end; base += step, advance()) {
@@ -868,14 +951,8 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
         for (int i = 0; i < kUnroll; ++i) columns.terms(raw[i], base, i, has(base, i), terms + i * kVector);
 #pragma unroll
         for (int k = 0; k < kVector; ++k) operation.template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
-      } else {  // a column after the other, so that only one is not packed
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) {
-          Term terms[kUnroll];
-#pragma unroll
-          for (int i = 0; i < kUnroll; ++i) terms[i] = ColumnsOf::term(raw[i], k);
-          operation.template accumulate<kUnroll, 1, 1>(state[k], terms);
-        }
+      } else {
+        operation.accumulate_columns(state, raw);
       }
     }
   }
@@ -883,16 +960,13 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   if (arguments.phase == Phase::write) {
     await_kernel_before();
     let_next_kernel_begin();
-    for (std::int64_t i = exchange.thread.along; i < arguments.splits && columns.exist(); i += arguments.along.size) {
-      const States of_split = states[i * arguments.columns + column];
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) state[k].combine(of_split.of[k]);
-    }
+    if (columns.exist()) combine_parts<kFolds>(arguments, column, exchange.thread.along, state);
   }
   exchange(state);
   if (arguments.phase == Phase::statistics) {
     if (exchange.thread.along == 0 && columns.exist()) {
-      States& of_split = states[split * arguments.columns + column];
+      using States = StatesOf<typename Operation::State, kVector>;
+      States& of_split = reinterpret_cast<States*>(arguments.states)[split * arguments.columns + column];
 #pragma unroll
       for (int k = 0; k < kVector; ++k) of_split.of[k] = state[k];
     }
@@ -922,11 +996,11 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
                   [&](int item, int k, auto result) { columns.result(part.begin, item)[k] = result; });
 }
 
-template <typename Operation, int kVector>
+template <typename Operation, int kVector, bool kFolds>
 __global__ void __launch_bounds__(tuning::kStridedOnlineThreads)
     online_tile(const __grid_constant__ StridedArguments<Operation> arguments) {
   if constexpr (kHasAllKernels || kVector == 1)
-    pass_twice<Operation, kVector>(arguments);
+    pass_twice<Operation, kVector, kFolds>(arguments);
   else
     never_launched();
 }
@@ -939,16 +1013,24 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   arguments.grad = static_cast<const Source*>(pointers.grad);
   arguments.result = static_cast<typename Operation::Result*>(pointers.result);
   arguments.states = static_cast<typename Operation::State*>(pointers.workspace);
-  arguments.columns = problem.outer.size * problem.inner.size / kVector;
-  arguments.dim = problem.dim.size;
-  arguments.inner = problem.inner.size / kVector;
+  const Fold fold = fold_of(problem, plan);
+  arguments.columns = problem.outer.size * fold.columns / kVector;
+  arguments.dim = fold.dim;
+  arguments.inner = fold.columns / kVector;
+  arguments.folded = {problem.dim.size * problem.inner.size, problem.inner.size, fold.elements};
   arguments.splits = plan.splits;
+  arguments.part = work::part_size(fold.dim, plan.splits);
   arguments.run = work::Divider(plan.run);
   arguments.along = work::Divider(plan.threads_per_row / plan.cluster);
   arguments.cluster = plan.cluster;
   arguments.outer_axis = decltype(arguments.outer_axis)(problem.outer);
   arguments.dim_axis = decltype(arguments.dim_axis)(problem.dim);
   arguments.inner_axis = decltype(arguments.inner_axis)(problem.inner);
+  if (fold.folds) {
+    for (const int operand : {kSource, kGrad, kResult}) arguments.dim_axis.groups[0].stride[operand] *= fold.elements;
+    arguments.dim_axis.groups[0].size = fold.dim;
+    arguments.inner_axis.groups[0].size = fold.columns;
+  }
   constexpr Group kAlone{.size = 1, .stride = {1, 1, 1, 1, 1, 1}};
   arguments.fusing = fusing_of<Operation>(problem, pointers,
                                           kVector > 1 ? problem.inner.groups[problem.inner.rank - 1] : kAlone, false);
@@ -963,14 +1045,14 @@ void launch_tile(const Problem& problem, const Plan& plan, const Pointers& point
   launch_grid<tile<Operation, kColumns>>(arguments, plan, pointers, stream);
 }
 
-template <typename Operation, int kVector>
+template <typename Operation, int kVector, bool kFolds>
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   auto arguments = strided_arguments<Operation, kVector>(problem, plan, pointers);
   const auto run = [&](Phase phase) {
     arguments.phase = phase;
-    launch_grid<online_tile<Operation, kVector>>(arguments, plan, pointers, stream);
+    launch_grid<online_tile<Operation, kVector, kFolds>>(arguments, plan, pointers, stream);
   };
-  if (plan.splits == 1) return run(Phase::both);
+  if (!kFolds && plan.splits == 1) return run(Phase::both);
   run(Phase::statistics);
   run(Phase::write);
 }
@@ -979,15 +1061,17 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
 
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
-    constexpr int kVector = tuning::strided_vector(sizeof(typename Operation::Source), Operation::kFused);
-    constexpr int kColumns =
-        tuning::tile_columns(sizeof(typename Operation::Source), sizeof(typename Operation::Result));
+    using Source = typename Operation::Source;
+    constexpr int kVector = tuning::strided_vector(sizeof(Source), Operation::kFused);
+    constexpr int kColumns = tuning::tile_columns(sizeof(Source), sizeof(typename Operation::Result));
     const auto with = [&](auto launch) { launch(problem, plan, pointers, stream); };
     if (plan.passes == 1) {
       return with(kColumns > 1 && plan.vector == kColumns ? launch_tile<Operation, kColumns>
                                                           : launch_tile<Operation, 1>);
     }
-    with(plan.vector == kVector ? launch_online<Operation, kVector> : launch_online<Operation, 1>);
+    if constexpr (tuning::online_may_fold(sizeof(Source), Operation::kFused))
+      if (fold_of(problem, plan).folds) return with(launch_online<Operation, kVector, true>);
+    with(plan.vector == kVector ? launch_online<Operation, kVector, false> : launch_online<Operation, 1, false>);
   });
 }
 

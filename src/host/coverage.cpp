@@ -205,16 +205,19 @@ void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
 
 void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
   const int width = plan.rows_per_block / plan.vector, along = plan.threads_per_row;
-  const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
+  const Fold fold = fold_of(problem, plan);
+  const std::int64_t inner = fold.columns / plan.vector, columns = problem.outer.size * inner;
   const work::Divider run(plan.run), dims(along);
   for (std::int64_t block = 0; block < plan.grid; ++block)
     for (int index = 0; index < plan.block; ++index) {
       const work::TileThread thread = work::tile_thread(index, run, dims);
       const std::int64_t column = block / plan.splits * width + thread.column;
       if (column >= columns) continue;
-      const work::Part part = work::part_of(problem.dim.size, block % plan.splits, plan.splits);
+      const std::int64_t outer = column / inner;
+      const int phase = fold.folds ? phase_of(problem, plan, outer) : 0;
+      const work::Part part = work::part_of(fold.dim, block % plan.splits, plan.splits);
       for (std::int64_t d = part.begin + thread.along; d < part.end; d += along)
-        counts.columns(column * plan.vector, plan.vector, d);
+        counts.slab(outer, (d * inner + column % inner) * plan.vector - phase, plan.vector);
     }
 }
 

@@ -604,11 +604,6 @@ bool fuses_in_place(const Problem& problem) {
          (!fused.bias && scales_nothing(fused));
 }
 
-// Elements of dim whose columns are a whole number of vectors.
-int fold_of(const Problem& problem, int vector) {
-  return vector / static_cast<int>(std::gcd(strip_of(problem), std::int64_t{vector}));
-}
-
 // Elements at most between the vector that a slab begins in and its first element.
 int most_phase_of_slabs(const Problem& problem, int vector) {
   int unit = vector;  // whose multiples all slabs begin at
@@ -618,18 +613,18 @@ int most_phase_of_slabs(const Problem& problem, int vector) {
   return vector - unit + static_cast<int>(phase % unit);
 }
 
-// Whether dim times the columns is one run of memory in every operand, and all runs are misaligned alike: vectors of
-// one are vectors of all. Of 32 bits they also have to be whole: 10007 x 7 of float32, one-hot, folded,
-// were off by 1.04 ulp in the mean, where torch is by 0.46 and the tests allow 0.95.
-bool slabs_are_vectors(const Problem& problem, int vector) {
+// Whether dim times the columns, a slab, is one run of memory in every operand, and all slabs are misaligned alike:
+// vectors of one are vectors of all. So they are folded, unless something is fused, or a slab is less than a vector of
+// each column: all of them have to be there.
+bool slabs_may_fold(const Problem& problem, int vector) {
   const std::int64_t strip = strip_of(problem);
-  if (problem.fused.any || problem.dim.rank != 1) return false;
+  if (problem.fused.any || problem.dim.rank != 1 || problem.inner.rank != 1 || problem.outer.rank > 1) return false;
+  if (problem.dim.size < vector) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
     if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != strip) return false;
   }
-  const bool whole = problem.dim.size * strip % vector == 0 && most_phase_of_slabs(problem, vector) == 0;
-  return rows_are_vectors(problem) && (whole || size_of(problem.source) == 2);
+  return rows_are_vectors(problem);
 }
 
 // Whether 16-bit columns can be held as words that begin a column earlier in rows that begin within a word: all
@@ -833,11 +828,12 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
 }
 
 // Whether folded columns are held at less cost than as words, forward: a vector takes one instruction where words take
-// four, but has several columns' states to combine, and its clusters, which have whole strips, may be larger.
-bool folds_cheaper(const Problem& problem, const Plan& folded, const Plan& words) {
+// four, but has several columns' states to combine, and its clusters, which have whole strips, may be larger. Of few
+// columns the time is latency, which grows with what a thread has.
+bool folds_cheaper(const Problem& problem, const Device& device, const Plan& folded, const Plan& words) {
   const int states = folded.threads_per_row * columns_layout(problem, folded).fold;
-  return problem.direction == Direction::forward && folded.cluster <= words.cluster &&
-         states < tuning::kColumnsFoldedStates * words.threads_per_row;
+  return problem.direction == Direction::forward && folded.grid >= device.multiprocessors &&
+         folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * words.threads_per_row;
 }
 
 // The same where words would be shifted in every other row: if the strip is short, a vector spares them that, too.
@@ -858,13 +854,13 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   if (columns_are_vectors(problem, vector)) return of(vector);
-  const auto folded = [&] { return slabs_are_vectors(problem, vector) ? of(vector) : std::nullopt; };
+  const auto folded = [&] { return slabs_may_fold(problem, vector) ? of(vector) : std::nullopt; };
   if (columns_are_vectors(problem, word)) {
     const auto words = of(word);
     const bool parts = strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false);
     if (words && parts) return words;
     const auto folds = folded();
-    return folds && (!words || folds_cheaper(problem, *folds, *words)) ? folds : words;
+    return folds && (!words || folds_cheaper(problem, device, *folds, *words)) ? folds : words;
   }
   if (problem.fused.any) return {};
   const bool shifts = words_may_shift(problem);
@@ -1047,26 +1043,29 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const int bytes = size_of(problem.source);
   plan.regime = Regime::strided;
   plan.vector = tuning::strided_vector(bytes, problem.fused.any);
-  if (device.compute_capability < tuning::kAllKernelsFrom || !columns_are_vectors(problem, plan.vector))
+  const bool may_fold = tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector);
+  if (device.compute_capability < tuning::kAllKernelsFrom || !(columns_are_vectors(problem, plan.vector) || may_fold))
     plan.vector = 1;
+  const Fold fold = fold_of(problem, plan);
 
   // Neighbouring threads share a segment of memory along the columns, or all columns there are; where no dimension runs
   // faster than dim, they are neighbours along dim.
-  const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
-  const std::int64_t neighbours = problem.inner.size / plan.vector, together = power_of_two_from(neighbours);
-  std::int64_t width =
-      std::min<std::int64_t>(together, tuning::strided_online_lanes(plan.vector, bytes, begin_within_sectors(problem)));
+  const std::int64_t neighbours = fold.columns / plan.vector, columns = problem.outer.size * neighbours;
+  std::int64_t width = std::min<std::int64_t>(
+      power_of_two_from(neighbours), tuning::strided_online_lanes(plan.vector, bytes, begin_within_sectors(problem)));
   while (width < neighbours && width * plan.vector * bytes > tuning::kLineBytes &&
          tuning::kStridedOnlineSegments * width > neighbours)
     width /= 2;
   const std::int64_t tiles = divide_up(columns, width);
   // every block of a tile combines the states of all: where there are many, fewer and larger ones
-  const bool large = tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
+  const bool large = tuning::strided_online_combines(plan.vector, problem.fused.any) ||
+                     tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
   const int blocks = large ? 1 : tuning::kStridedOnlineMinBlocks;  // a multiprocessor
   const std::int64_t along = tuning::kStridedOnlineThreads / blocks / width;
   plan.passes = 2;
   plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, problem.fused.any);
-  const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kSplitMinVectors);
+  const int steps = tuning::strided_online_min_steps(plan.vector, problem.fused.any);
+  const std::int64_t useful = divide_up(fold.dim, along * plan.items * steps);
   const std::int64_t room = tuning::kWorkspaceBytes / (columns * plan.vector * state_bytes(problem));
   plan.splits = std::clamp<std::int64_t>(std::min(device.multiprocessors * blocks / tiles, room), 1, useful);
   plan.run = static_cast<int>(width);
@@ -1078,7 +1077,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   // the lanes of a warp that share a column are a team; the states of teams meet in shared memory
   const std::int64_t teams = along / work::tile_team(plan.run, plan.threads_per_row);
   if (teams > 1) plan.shared_bytes = static_cast<int>((1 + teams) * plan.rows_per_block * state_bytes(problem));
-  if (plan.splits > 1) plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
+  if (plan.splits > 1 || fold.folds) plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
   return plan;
 }
 
@@ -1100,6 +1099,19 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 }  // namespace
 
 int held_vectors(const Plan& plan) { return plan.items - plan.shared_bytes / (plan.block * tuning::kVectorBytes); }
+
+Fold fold_of(const Problem& problem, const Plan& plan) {
+  Fold fold{.folds = holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector),
+            .elements = 1,
+            .columns = problem.inner.size,
+            .dim = problem.dim.size};
+  if (!fold.folds) return fold;
+  const std::int64_t most = problem.dim.size * problem.inner.size + most_phase_of_slabs(problem, plan.vector);
+  fold.elements = plan.vector / static_cast<int>(std::gcd(problem.inner.size, std::int64_t{plan.vector}));
+  fold.columns *= fold.elements;
+  fold.dim = divide_up(most, fold.columns);
+  return fold;
+}
 
 Axis rows_in_order(const Problem& problem, const Plan& plan) {
   Axis rows = problem.outer;
@@ -1147,15 +1159,12 @@ bool has_masked_kernels(const Problem& problem) {
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   ColumnsLayout layout{};
   layout.shift = words_shift(problem, plan) ? 1 : 0;
-  layout.folded = holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector);
-  layout.fold = layout.folded ? fold_of(problem, plan.vector) : 1;
-  layout.inner = problem.inner.size * layout.fold / plan.vector + layout.shift;
-  layout.dim = layout.whole = problem.dim.size;
-  if (layout.folded) {
-    const std::int64_t slab = problem.dim.size * problem.inner.size;
-    layout.whole = slab / plan.vector / layout.inner;
-    layout.dim = divide_up(divide_up(slab + most_phase_of_slabs(problem, plan.vector), plan.vector), layout.inner);
-  }
+  const Fold fold = fold_of(problem, plan);
+  layout.folded = fold.folds;
+  layout.fold = fold.elements;
+  layout.inner = fold.columns / plan.vector + layout.shift;
+  layout.dim = fold.dim;
+  layout.whole = problem.dim.size / fold.elements;
   layout.rows = divide_up(layout.dim, plan.cluster);
   layout.along = plan.threads_per_row / plan.cluster;
   layout.kernel = columns_kernel(problem, plan, layout.folded, layout.shift > 0);

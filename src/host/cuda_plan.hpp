@@ -39,6 +39,16 @@ struct StridedTile {
 };
 StridedTile strided_tile(const Problem& problem, const Plan& plan);
 
+// Columns that vectors do not divide a strided plan folds, where a slab, dim times the columns, is one run of memory:
+// some elements of dim are taken for one, of as many times the columns.
+struct Fold {
+  bool folds;            // else the rest is as the problem has it
+  int elements;          // that are taken for one; also 1: then slabs begin within a vector
+  std::int64_t columns;  // of each
+  std::int64_t dim;      // as many of them as a slab has that begins anywhere
+};
+Fold fold_of(const Problem& problem, const Plan& plan);
+
 // Of the vectors that a thread of a cluster holds of a row, those in registers: all, or others are in shared memory.
 int held_vectors(const Plan& plan);
 
@@ -58,11 +68,10 @@ bool has_masked_kernels(const Problem& problem);
 // Whether a strided plan holds columns in registers, which has its own kernel.
 inline bool holds_columns(const Plan& plan) { return plan.passes == 1 && !plan.staged; }
 
-// Where the columns that such a plan holds lie, in vectors. Columns that vectors do not divide are folded: `fold`
-// elements of dim are taken for one, of as many times the columns.
+// Where the columns that such a plan holds lie, in vectors.
 struct ColumnsLayout {
-  int fold;
-  bool folded;         // also by one: the slab begins within a vector
+  int fold;            // elements of dim that are taken for one
+  bool folded;         // also of one each
   std::int64_t inner;  // of columns, folded ones
   std::int64_t dim;    // folded elements of it
   std::int64_t whole;  // as many of them as all columns have, wherever slabs begin

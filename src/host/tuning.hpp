@@ -459,9 +459,10 @@ constexpr int columns_together(int vector_bytes, int items) {
 }
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
 // compute, above all forward, where each has a maximum, and of 16 bits, of which a vector has eight (an H100 takes for
-// 10000 x 50 x 49 of 16 bits, six of them, 52 us, tiles 50; 2000 x 80 x 101, ten, 33, 37; 2000 x 200 x 65 50, 60).
+// 1000 x 50 x 147 of 16 bits, six of them, 19.1 us, words 17.4; 500 x 60 x 151, seven, 11.6, 13.3; 1000 x 70 x 111,
+// eight, 20.3, tiles 22.6; 2000 x 200 x 65 50, 60).
 constexpr int columns_min_folded(int source_bytes, Direction direction) {
-  return direction == Direction::backward ? 2 : source_bytes == 2 ? 10 : 5;
+  return direction == Direction::backward ? 2 : source_bytes == 2 ? 7 : 5;
 }
 // Forward, columns that could be words as well are folded where clusters are no larger, whose blocks wait for each
 // other, and states that meet are not twice as many (2000 x 200 x 65 of float32: 80 us, words 89; but 512 x 512 x 49
@@ -602,15 +603,28 @@ constexpr bool tile_may_take_gpc(int source_bytes, bool fused) { return source_b
 
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;
-inline constexpr std::int64_t kWorkspaceBytes = 1 << 20;  // of splits, at most
+inline constexpr std::int64_t kWorkspaceBytes = 1 << 20;  // of splits, at most, if there are several
 inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
 inline constexpr int kStridedOnlineThreads = kStridedOnlineBlock * kStridedOnlineMinBlocks;
 // Tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of those blocks.
+// Vectors of which nothing is fused always: each has the states of several columns (an H100 takes for 4 x 30000 x 257
+// of 16 bits, folded, 99 us, by three blocks 138; 2 x 18589 x 834 of 16 bits 99, 121; 1 x 33333 x 3072, not split,
+// 219).
 inline constexpr int kStridedOnlineLarge = 16;
+constexpr bool strided_online_combines(int vector, bool fused) { return vector > 1 && !fused; }
+// Steps that a thread has at least, of as many elements of dim as it holds at once (of vectors, 1 x 60001 x 33 of
+// float32: 23.5 us, of four steps 26.5, of one 23.9; 1 x 400001 x 3 19.3, 25.2, 20.6).
+constexpr int strided_online_min_steps(int vector, bool fused) {
+  return strided_online_combines(vector, fused) ? 2 : 4;
+}
 constexpr int strided_vector(int source_bytes, bool fused) {
   const int vector = kVectorBytes / source_bytes;
   return fused && vector > 4 ? 4 : vector;
 }
+
+// Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x
+// 257 of float32 164 us, as single columns 224; of 16 bits 99, 160).
+constexpr bool online_may_fold(int source_bytes, bool fused) { return source_bytes <= 4 && !fused; }
 
 inline constexpr int kStridedOnlineSegments = 4;  // of a strip, at least, or they are shorter, down to a line
 // Lanes that have neighbouring columns: vectors, segments of 256 bytes, and twice as long where rows begin within

@@ -62,10 +62,15 @@ NDSOFTMAX_HOST_DEVICE Index vectors_in_row(Index dim, int vector, int phase) {
 struct Part {
   std::int64_t begin, end;
 };
-NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts) {
-  const std::int64_t size = (total + parts - 1) / parts;
+NDSOFTMAX_HOST_DEVICE std::int64_t part_size(std::int64_t total, std::int64_t parts) {
+  return (total + parts - 1) / parts;
+}
+NDSOFTMAX_HOST_DEVICE Part part_at(std::int64_t total, std::int64_t part, std::int64_t size) {
   const std::int64_t begin = part * size < total ? part * size : total;
   return {begin, begin + size < total ? begin + size : total};
+}
+NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts) {
+  return part_at(total, part, part_size(total, parts));
 }
 
 // A block that writes a split row has one of its pieces, the last of them first. The vector that this begins with.

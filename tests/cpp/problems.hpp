@@ -25,6 +25,7 @@
 
 #include "check.hpp"
 #include "host/addresses.hpp"
+#include "host/cuda_plan.hpp"
 #include "ndsoftmax/plan.hpp"
 #include "ndsoftmax/problem.hpp"
 
@@ -381,6 +382,8 @@ std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector
     CHECK(call.check(chosen));
     ++runs[std::string(name_of(chosen.regime)) + (chosen.cluster > 1 ? ", clusters" : "") +
            (chosen.regime == Regime::cluster && chosen.passes > 1 ? ", twice" : "") +
+           (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
+           (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
            (call.problem.fused.any ? ", fused" : "")];
     ++runs["total"];
   };

@@ -126,18 +126,18 @@ int main() {
     }
   const Plan folded = plan(problem(256, 132, 131), gpu(80));
   CHECK(!folded.staged && folded.vector == 4 && folded.passes == 1);
-  // of 16 bits one by one, where a thread has all of few elements, or shifted words; of short strips whole ones, or,
-  // forward, tiles of them rather than shifted ones of many threads
+  // of 16 bits one by one, where a thread has all of few elements, or shifted words; of short strips whole ones, or
+  // folded ones rather than shifted ones of many threads
   const Plan singles = plan(problem(64, 4, 341, DType::float16), gpu(90));
   CHECK(!singles.staged && singles.vector == 1 && singles.threads_per_row == 1 && singles.shared_bytes == 0);
   CHECK(plan(problem(64, 17, 1001, DType::float16), gpu(90)).vector == 2);
   const Plan whole = plan(problem(64, 101, 9), gpu(90));
   CHECK(!whole.staged && whole.vector == 1 && whole.run == 9);
   CHECK(!plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
-  CHECK(plan(problem(64, 75, 81, DType::float16), gpu(90)).staged);
+  CHECK(plan(problem(64, 75, 81, DType::float16), gpu(90)).vector == 8);
   // of more elements folded, in slabs that begin and end within vectors
   for (const std::int64_t outer : {1, 7, 64})
-    for (const std::int64_t dim : {90, 300, 2051})
+    for (const std::int64_t dim : {57, 90, 300, 2051})
       for (const std::int64_t inner : {3, 81, 199}) {
         const Problem slabs = problem(outer, dim, inner, DType::float16);
         const Plan vectors = plan(slabs, gpu(90));
@@ -145,6 +145,21 @@ int main() {
         CHECK(covers(slabs, vectors));
       }
   CHECK(!plan(problem(64, 2050, 65, DType::float16), gpu(90)).staged);
+  // of 32 bits, too, and rather not where they are few
+  CHECK(plan(problem(64, 5001, 21), gpu(90)).vector == 4 && plan(problem(1, 10007, 7), gpu(90)).vector == 1);
+  // read twice: vectors of few blocks that share a column, in two launches, each with the states of all folded columns
+  int twice = 0;
+  for (const DType dtype : {DType::float32, DType::float16})
+    for (const bool backward : {false, true})
+      for (const auto& [outer, dim, inner] : {std::tuple{2, 9001, 33}, {1, 26003, 7}, {3, 4001, 300}, {2, 8000, 2}}) {
+        const Problem slabs = problem(outer, dim, inner, dtype, backward);
+        const Plan vectors = plan(slabs, gpu(80));
+        twice += vectors.passes - 1;
+        if (vectors.passes == 1) continue;
+        CHECK(vectors.vector * size_of(dtype) == 16 && vectors.workspace_bytes > 0);
+        CHECK(covers(slabs, vectors));
+      }
+  CHECK(twice > 5);
   // words of several columns a thread, where those are many
   for (const auto& [dim, turns] : {std::pair{8, 4}, {9, 3}, {17, 2}, {25, 2}, {33, 1}}) {
     CHECK(plan(problem(2, dim, 131073), gpu(90)).rows_per_block == turns * (dim > 32 ? 64 : 128));
