@@ -22,6 +22,7 @@ SHAPES = [
     ((1, 3_000_000), 1),
     ((8, 50, 60), 1),
     ((1, 500_000, 3), 1),
+    ((1, 100_001, 33), 1),  # whose blocks meet
 ]
 every_shape = pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
 
@@ -306,6 +307,35 @@ def test_an_index_names_the_device() -> None:
     here = ndsoftmax._C.device("cuda", 0)
     assert here.compute_capability == 10 * properties.major + properties.minor
     assert here.multiprocessors == properties.multi_processor_count
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 250_001, 24), (3, 60_011, 33), (2, 18_589, 834), (1, 3_000_017, 2)], ids=str)
+def test_columns_so_long_that_blocks_meet(shape: tuple[int, ...], dtype: torch.dtype, log: bool) -> None:
+    x = normal(shape).to(dtype).requires_grad_()
+    chosen = ndsoftmax.explain(x, 1, log=log)
+    vectors = dtype != torch.float64 or shape[2] % 2 == 0  # float64 is not folded
+    if ndsoftmax._C.device("cuda").compute_capability >= 80 and chosen.passes == 2:
+        assert chosen.meets == vectors
+    assert_forward_and_backward(x, log=log)
+
+
+def test_blocks_meet_on_several_streams_at_once() -> None:
+    """Each of these calls wants the whole GPU, and so do kernels in between that have some of it for long."""
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    inputs = [normal((1, 100_001, inner), inner) for inner in (32, 33, 40, 48)]
+    right = [ndsoftmax.softmax(x, 1) for x in inputs]
+    wrong = torch.zeros((), dtype=torch.long, device="cuda")
+    torch.cuda.synchronize()
+    for turn in range(100):
+        for stream, x, expected in zip(streams, inputs, right, strict=True):
+            with torch.cuda.stream(stream):
+                if turn % 10 == 0:
+                    torch.cuda._sleep(1_000_000)
+                wrong += (ndsoftmax.softmax(x, 1) != expected).any()
+    torch.cuda.synchronize()
+    assert wrong == 0
 
 
 def test_memory_of_another_stream_lives_until_it_is_read() -> None:

@@ -248,6 +248,33 @@ def test_only_forward_stages_rows_that_start_on_16_bytes(dim: int, dtype: torch.
     assert ndsoftmax.explain((1 << 20, dim + 1), dtype=dtype, device="H200", backward=True).staged
 
 
+@pytest.mark.parametrize(
+    ("device", "shape", "dtype", "backward", "meets"),
+    [
+        ("H200", (1, 500_000, 64), torch.float32, False, True),
+        ("H200", (1, 500_000, 64), torch.bfloat16, True, True),
+        ("H200", (4, 30_000, 257), torch.bfloat16, False, True),  # folded
+        ("H200", (1, 100_000, 16), torch.float32, False, False),  # of which L2 keeps all
+        ("H200", (1, 500_000, 63), torch.float64, False, False),  # single columns
+        ("H200", (1, 40_000, 40_000), torch.float32, False, False),  # more tiles than multiprocessors
+        ("A100", (1, 500_000, 64), torch.float32, False, True),
+        ("T4", (1, 500_000, 64), torch.float32, False, False),
+    ],
+)
+def test_blocks_meet_between_two_passes(
+    device: str, shape: tuple[int, ...], dtype: torch.dtype, backward: bool, meets: bool
+) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device=device, backward=backward)
+    assert (chosen.regime, chosen.passes, chosen.meets) == ("strided", 2, meets)
+    if meets:
+        operands = 2 if backward else 1
+        step = chosen.block * chosen.items * chosen.vector * dtype.itemsize * operands
+        assert chosen.grid <= DEVICES[device].multiprocessors
+        assert step <= chosen.shared_bytes <= DEVICES[device].shared_bytes_per_block
+        assert chosen.workspace_bytes <= MIB
+        assert "all blocks at once" in str(chosen)
+
+
 def test_a_row_that_is_split_is_read_by_four_blocks_a_multiprocessor() -> None:
     chosen = ndsoftmax.explain((1, 1 << 24), device="H200")
     assert (chosen.regime, chosen.splits, chosen.block) == ("split", 4 * 132, 256)

@@ -34,6 +34,7 @@ class Plan:
     regime: _Regime
     ragged: bool
     staged: bool
+    meets: bool
     log2_dim: int
     vector: int
     items: int

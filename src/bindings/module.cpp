@@ -505,6 +505,7 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("regime", [](const Planned& p) { return name_of(p.plan.regime); })
       .def_property_readonly("ragged", [](const Planned& p) { return p.plan.ragged; })
       .def_property_readonly("staged", [](const Planned& p) { return p.plan.staged; })
+      .def_property_readonly("meets", [](const Planned& p) { return p.plan.meets; })
       .def_property_readonly("log2_dim", [](const Planned& p) { return p.plan.log2_dim; })
       .def_property_readonly("vector", [](const Planned& p) { return p.plan.vector; })
       .def_property_readonly("items", [](const Planned& p) { return p.plan.items; })

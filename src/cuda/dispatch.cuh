@@ -169,9 +169,10 @@ void visit_masked_operation(const Problem& problem, Visitor&& visitor) {
   });
 }
 
-// Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for.
+// Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for. False: plan.meets, and
+// what this process has of the GPU has no room for all blocks at once; nothing was launched.
 template <typename Arguments>
-void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, const Pointers& pointers,
+bool try_launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, const Pointers& pointers,
                  cudaStream_t stream) {
   // the limit and not what this launch needs: another thread may be launching the same kernel
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(48 * 1024))
@@ -180,11 +181,15 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
           "cudaFuncSetAttribute");
   if (plan.cluster > 8)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
-  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchAttribute attributes[3]{};
   int count = 0;
   if (plan.cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+  }
+  if (plan.meets) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
   }
   if (pointers.kernels_overlap) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -201,17 +206,28 @@ void launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& pla
     config.attrs = attributes;
     config.numAttrs = count;
     arguments.first_block = done;
-    check(cudaLaunchKernelEx(&config, kernel, arguments), "launching a softmax kernel");
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments);
+    if (plan.meets && error == cudaErrorCooperativeLaunchTooLarge) {
+      cudaGetLastError();  // forgets it
+      return false;
+    }
+    check(error, "launching a softmax kernel");
   }
+  return true;
 }
 
 template <auto kKernel>
 inline const bool kCounted = ++kernels_compiled() > 0;
 
 template <auto kKernel, typename Arguments>
-void launch_grid(const Arguments& arguments, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+bool try_launch_grid(const Arguments& arguments, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   [[maybe_unused]] const bool* const counted = &kCounted<kKernel>;  // asked for, it is, before main
-  launch_grid(kKernel, arguments, plan, pointers, stream);
+  return try_launch_grid(kKernel, arguments, plan, pointers, stream);
+}
+
+template <auto kKernel, typename Arguments>
+void launch_grid(const Arguments& arguments, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  try_launch_grid<kKernel>(arguments, plan, pointers, stream);
 }
 
 }  // namespace ndsoftmax::cuda

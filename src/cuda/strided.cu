@@ -10,11 +10,12 @@
 // neighbouring columns each (a word of 16-bit ones) and every along'th element of dim, so that neighbours read
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
 // through distributed shared memory. Where it is longer still, or a tile not worth its blocks: the online softmax,
-// which reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, as in
-// online.cu. So do those of columns that vectors do not divide, and that are folded: a column then has several copies,
-// a strip apart, each with some of its elements. Any strides, any number of groups on every axis; only kColumns > 1
-// assumes that dim is one group, and that the innermost group of columns has stride 1. Where dim is several, elements
-// are copied one by one, and results go back into the tile first, which needs them to be of the source's type
+// which reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, in two
+// launches, as in online.cu, or in one whose blocks all run at once, and which keeps as much as shared memory has room
+// for (Plan::meets). So do those of columns that vectors do not divide, and that are folded: a column then has several
+// copies, a strip apart, each with some of its elements. Any strides, any number of groups on every axis; only kColumns
+// > 1 assumes that dim is one group, and that the innermost group of columns has stride 1. Where dim is several,
+// elements are copied one by one, and results go back into the tile first, which needs them to be of the source's type
 // (tile_plan() sees to that).
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
@@ -23,8 +24,9 @@
 namespace ndsoftmax::cuda {
 namespace {
 
-// What one launch of a kernel that reads its source twice does: all of it, or only one of the two passes.
-enum class Phase { both, statistics, write };
+// What one launch of a kernel that reads its source twice does: all of it, where each tile is a block's own or where all
+// blocks meet in between, or only one of the two passes.
+enum class Phase { both, meet, statistics, write };
 
 template <typename Operation>
 struct StridedArguments {
@@ -38,7 +40,6 @@ struct StridedArguments {
   std::int64_t dim;
   std::int64_t inner;  // in vectors
   std::int64_t splits;
-  std::int64_t part;  // elements of dim in each
   std::int64_t first_block;
   work::Divider run;
   work::Divider along;  // threads along dim
@@ -46,6 +47,7 @@ struct StridedArguments {
   StridedTile tile;
   work::Divider words;  // of a strip of the tile
   Phase phase;
+  int kept_steps;  // where blocks meet: of which each keeps what it loads
   // Where columns are folded, and the rest is of those; in elements.
   struct {
     std::int64_t slab;    // dim times the columns
@@ -320,11 +322,12 @@ class TileExchange {
     if (team.lanes > 1) team.combine_each(state);
     if (parts == 1 && cluster == 1) return;
 
+    // in the order of the lanes, k by k, so that they store to neighbouring banks
     State* const of_teams = whole_ + columns_;
     if (thread.column < words_ && thread.along % team.lanes == 0)
 #pragma unroll
       for (int k = 0; k < kColumns; ++k)
-        of_teams[(thread.column * kColumns + k) * parts + thread.along / team.lanes] = state[k];
+        of_teams[thread.along / team.lanes * columns_ + k * words_ + thread.column] = state[k];
     __syncthreads();
     const auto give = [&](int column, int part, int, const State& all) {
       if (part == 0) whole_[column] = all;
@@ -334,7 +337,7 @@ class TileExchange {
     if (cluster > 1) ArrivalBarrier::await_cluster();
     const auto log2_parts = [&](int count) { return work::log2_parts(columns_, count, static_cast<int>(blockDim.x)); };
     gather<State>(
-        columns_, parts, log2_parts(parts), [&](int column, int team) { return of_teams[column * parts + team]; },
+        columns_, parts, log2_parts(parts), [&](int column, int team) { return of_teams[team * columns_ + column]; },
         [&](int column, int part, int lanes, const State& block) {
           if (cluster == 1) return give(column, part, lanes, block);
           for (int rank = part; rank < cluster; rank += lanes)
@@ -349,7 +352,7 @@ class TileExchange {
     __syncthreads();
     if (thread.column < words_)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) state[k] = whole_[thread.column * kColumns + k];
+      for (int k = 0; k < kColumns; ++k) state[k] = whole_[k * words_ + thread.column];
   }
 
  private:
@@ -868,6 +871,8 @@ template <bool kFolds, typename Operation, int kVector>
 __device__ __forceinline__ void combine_parts(const StridedArguments<Operation>& arguments, std::int64_t column,
                                               int along, typename Operation::State (&state)[kVector]) {
   using State = typename Operation::State;
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) state[k] = {};
   if constexpr (!kFolds) {
     using States = StatesOf<State, kVector>;
     const auto* const states = reinterpret_cast<const States*>(arguments.states) + column;
@@ -898,8 +903,11 @@ template <typename Operation, int kVector, bool kFolds>
 __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& arguments) {
   using ColumnsOf = Columns<Operation, kVector, std::int64_t, kFolds>;
   using Term = typename Operation::Term;
+  using Vector = Vec<typename Operation::Source, kVector>;
   constexpr int kUnroll = tuning::strided_online_items(kVector, sizeof(typename Operation::Source),
                                                        Operation::kDirection, Operation::kFused);
+  constexpr bool kMayMeet = tuning::strided_online_may_meet(kVector, Operation::kFused);
+  constexpr int kSlots = kUnroll * tuning::held_operands(Operation::kDirection);
 
   const Operation operation = arguments.fusing.operation;
   // the launch before that of Phase::write is that of the statistics, which began after all that the source waits for
@@ -907,21 +915,25 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
     await_kernel_before();
     let_next_kernel_begin();
   }
+  const bool meets = kMayMeet && arguments.phase == Phase::meet;
   const int width = arguments.along.quotient(blockDim.x);
   __shared__ ArrivalBarrier complete;
-  const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory(), complete);
-  const std::int64_t block = arguments.first_block + blockIdx.x;
-  const std::int64_t tile = quotient(block, arguments.splits), split = block - tile * arguments.splits;
+  Vector* slot = reinterpret_cast<Vector*>(dynamic_shared_memory()) + threadIdx.x;
+  const TileExchange<Operation, kVector> exchange(
+      arguments, width,
+      dynamic_shared_memory() + (meets ? arguments.kept_steps * kSlots * blockDim.x * sizeof(Vector) : 0), complete);
+  const std::int64_t block = arguments.first_block + blockIdx.x, splits = arguments.splits;
+  const std::int64_t tile = quotient(block, splits), split = block - tile * splits;
   const std::int64_t column = tile * width + exchange.thread.column;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
-  const work::Part part = work::part_at(arguments.dim, split, arguments.part);
   const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
+  const auto [first, apart] = work::turns_of(split, splits, step);
   using Raws = typename ColumnsOf::Raw[kUnroll];
-  const auto has = [&](std::int64_t base, int i) { return base >= part.begin && columns.has(base, i, part.end); };
+  const auto has = [&](std::int64_t base, int i) { return base >= 0 && columns.has(base, i, arguments.dim); };
   // Whether the thread has all of its elements from `base` on, `step` altogether. Single columns are bound by
   // instructions: only they ask.
   const auto has_all = [&](std::int64_t base) {
-    return kVector == 1 && columns.have_steps() && columns.exist() && base >= part.begin && base + step <= part.end;
+    return kVector == 1 && columns.have_steps() && columns.exist() && base >= 0 && base + step <= arguments.dim;
   };
   // Those elements; what is not there counts for nothing.
   const auto load = [&](std::int64_t base, Raws& raw) {
@@ -940,11 +952,12 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   };
 
   typename Operation::State state[kVector];
-  const std::int64_t last = part.begin + quotient(max(part.end - part.begin, std::int64_t{1}) - 1, step) * step;
+  const std::int64_t last = first + quotient(max(arguments.dim - 1 - first, std::int64_t{0}), apart) * apart;
+  const std::int64_t kept = meets ? arguments.kept_steps * apart : 0;  // what is before this
   if (arguments.phase != Phase::write) {
-    load(part.begin, raw);
-    for (std::int64_t base = part.begin; base < part.end; base += step, advance()) {
-      load(base + step, next);
+    load(first, raw);
+    for (std::int64_t base = first; base < arguments.dim; base += apart, advance()) {
+      load(base + apart, next);
       if constexpr (Operation::kFused) {
         Term terms[kUnroll * kVector];
 #pragma unroll
@@ -952,32 +965,57 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
 #pragma unroll
         for (int k = 0; k < kVector; ++k) operation.template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
       } else {
+        if (kMayMeet && base < kept) {
+#pragma unroll
+          for (int i = 0; i < kUnroll; ++i) {
+            slot[i * blockDim.x] = raw[i].source;
+            if constexpr (kIsBackward<Operation>) slot[(kUnroll + i) * blockDim.x] = raw[i].grad;
+          }
+          slot += kSlots * blockDim.x;
+        }
         operation.accumulate_columns(state, raw);
       }
     }
   }
-  if (arguments.phase != Phase::statistics) load(last, raw);
+
+  // Backwards, as L2 still has the end; last of all what is kept.
+  const auto recall = [&](std::int64_t base, Raws& raw) {
+    if (!kMayMeet || base >= kept || base < 0) return load(base, raw);
+    slot -= kSlots * blockDim.x;
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      raw[i].source = slot[i * blockDim.x];
+      if constexpr (kIsBackward<Operation>) raw[i].grad = slot[(kUnroll + i) * blockDim.x];
+    }
+  };
+  if (arguments.phase != Phase::statistics) recall(last, raw);
+  const auto of_parts = [&] {
+    if (columns.exist()) combine_parts<kFolds>(arguments, column, exchange.thread.along, state);
+  };
   if (arguments.phase == Phase::write) {
     await_kernel_before();
     let_next_kernel_begin();
-    if (columns.exist()) combine_parts<kFolds>(arguments, column, exchange.thread.along, state);
+    of_parts();
   }
   exchange(state);
-  if (arguments.phase == Phase::statistics) {
+  if (meets || arguments.phase == Phase::statistics) {
     if (exchange.thread.along == 0 && columns.exist()) {
       using States = StatesOf<typename Operation::State, kVector>;
       States& of_split = reinterpret_cast<States*>(arguments.states)[split * arguments.columns + column];
 #pragma unroll
       for (int k = 0; k < kVector; ++k) of_split.of[k] = state[k];
     }
-    return;
+    if (!meets) return;
+    await_grid();
+    of_parts();
+    exchange(state);
   }
 
   typename Operation::Finish finish[kVector];
 #pragma unroll
   for (int k = 0; k < kVector; ++k) finish[k] = settled<Operation>(operation.finish(state[k]), arguments.fusing);
-  for (std::int64_t base = last; base >= part.begin; base -= step, advance()) {  // backwards: L2 still has the end
-    load(base - step, next);
+  for (std::int64_t base = last; base >= 0; base -= apart, advance()) {
+    recall(base - apart, next);
     operation.with_log([&](auto log) {
       if (has_all(base))
         return columns.template store_all<kUnroll>(
@@ -991,9 +1029,11 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
       }
     });
   }
-  if (columns.exist())
-    columns.clean(finish, part.begin, part.end,
-                  [&](int item, int k, auto result) { columns.result(part.begin, item)[k] = result; });
+  if constexpr (Operation::kFused) {
+    for (std::int64_t base = first; base < arguments.dim && columns.exist(); base += apart)
+      columns.clean(finish, base, base + step,
+                    [&](int item, int k, auto result) { columns.result(base, item)[k] = result; });
+  }
 }
 
 template <typename Operation, int kVector, bool kFolds>
@@ -1019,7 +1059,6 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   arguments.inner = fold.columns / kVector;
   arguments.folded = {problem.dim.size * problem.inner.size, problem.inner.size, fold.elements};
   arguments.splits = plan.splits;
-  arguments.part = work::part_size(fold.dim, plan.splits);
   arguments.run = work::Divider(plan.run);
   arguments.along = work::Divider(plan.threads_per_row / plan.cluster);
   arguments.cluster = plan.cluster;
@@ -1048,13 +1087,22 @@ void launch_tile(const Problem& problem, const Plan& plan, const Pointers& point
 template <typename Operation, int kVector, bool kFolds>
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   auto arguments = strided_arguments<Operation, kVector>(problem, plan, pointers);
-  const auto run = [&](Phase phase) {
+  const auto run = [&](Phase phase, const Plan& launched) {
     arguments.phase = phase;
-    launch_grid<online_tile<Operation, kVector, kFolds>>(arguments, plan, pointers, stream);
+    return try_launch_grid<online_tile<Operation, kVector, kFolds>>(arguments, launched, pointers, stream);
   };
-  if (!kFolds && plan.splits == 1) return run(Phase::both);
-  run(Phase::statistics);
-  run(Phase::write);
+  if (!kFolds && plan.splits == 1) {
+    run(Phase::both, plan);
+    return;
+  }
+  Plan apart = plan;
+  if (plan.meets) {
+    arguments.kept_steps = kept_steps(problem, plan);
+    if (run(Phase::meet, plan)) return;
+    apart.meets = false;
+  }
+  run(Phase::statistics, apart);
+  run(Phase::write, apart);
 }
 
 }  // namespace

@@ -215,9 +215,10 @@ void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts)
       if (column >= columns) continue;
       const std::int64_t outer = column / inner;
       const int phase = fold.folds ? phase_of(problem, plan, outer) : 0;
-      const work::Part part = work::part_of(fold.dim, block % plan.splits, plan.splits);
-      for (std::int64_t d = part.begin + thread.along; d < part.end; d += along)
-        counts.slab(outer, (d * inner + column % inner) * plan.vector - phase, plan.vector);
+      const work::Turns turns = work::turns_of(block % plan.splits, plan.splits, std::int64_t{along} * plan.items);
+      for (std::int64_t base = turns.first; base < fold.dim; base += turns.apart)
+        for (std::int64_t d = base + thread.along; d < std::min(base + along * plan.items, fold.dim); d += along)
+          counts.slab(outer, (d * inner + column % inner) * plan.vector - phase, plan.vector);
     }
 }
 

@@ -1023,6 +1023,18 @@ bool shifts_strips(const Problem& problem, const Plan& plan) {
   return words_shift(problem, plan) && plan.run == columns_layout(problem, plan).inner;
 }
 
+// Of columns that are read twice. The lanes of a warp that share a column are a team; the states of teams meet in shared
+// memory.
+int states_bytes_of_teams(const Problem& problem, const Plan& plan) {
+  const int teams = plan.threads_per_row / work::tile_team(plan.run, plan.threads_per_row);
+  return teams > 1 ? (1 + teams) * plan.rows_per_block * state_bytes(problem) : 0;
+}
+
+// And what a block takes at once.
+int bytes_of_step(const Problem& problem, const Plan& plan) {
+  return plan.block * plan.items * plan.vector * size_of(problem.source) * sources_of(problem);
+}
+
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   Plan plan;
   plan.why = "dim finds no room in a tile worth its blocks: online softmax over columns, then a second pass";
@@ -1074,10 +1086,18 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.block = static_cast<int>(along * width);
   plan.grid = tiles * plan.splits;
 
-  // the lanes of a warp that share a column are a team; the states of teams meet in shared memory
-  const std::int64_t teams = along / work::tile_team(plan.run, plan.threads_per_row);
-  if (teams > 1) plan.shared_bytes = static_cast<int>((1 + teams) * plan.rows_per_block * state_bytes(problem));
-  if (plan.splits > 1 || fold.folds) plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
+  plan.shared_bytes = states_bytes_of_teams(problem, plan);
+  if (plan.splits == 1 && !fold.folds) return plan;
+  plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
+  const std::int64_t read = problem.elements() * bytes * sources_of(problem);
+  if (tuning::strided_online_may_meet(plan.vector, problem.fused.any) && plan.grid <= device.multiprocessors &&
+      tuning::kMeetingL2Part * read > device.l2_bytes) {
+    plan.meets = true;
+    const int step = bytes_of_step(problem, plan);
+    const std::int64_t own = divide_up(divide_up(fold.dim, along * plan.items), plan.splits);
+    const int most = (tuning::dynamic_shared_bytes(device.shared_bytes_per_block) - plan.shared_bytes) / step;
+    plan.shared_bytes += static_cast<int>(std::min<std::int64_t>(own, most)) * step;
+  }
   return plan;
 }
 
@@ -1099,6 +1119,10 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 }  // namespace
 
 int held_vectors(const Plan& plan) { return plan.items - plan.shared_bytes / (plan.block * tuning::kVectorBytes); }
+
+int kept_steps(const Problem& problem, const Plan& plan) {
+  return (plan.shared_bytes - states_bytes_of_teams(problem, plan)) / bytes_of_step(problem, plan);
+}
 
 Fold fold_of(const Problem& problem, const Plan& plan) {
   Fold fold{.folds = holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector),

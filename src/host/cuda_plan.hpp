@@ -49,6 +49,9 @@ struct Fold {
 };
 Fold fold_of(const Problem& problem, const Plan& plan);
 
+// Of the steps of a block of a strided plan that meets the others, those whose vectors it keeps.
+int kept_steps(const Problem& problem, const Plan& plan);
+
 // Of the vectors that a thread of a cluster holds of a row, those in registers: all, or others are in shared memory.
 int held_vectors(const Plan& plan);
 

@@ -622,6 +622,14 @@ constexpr int strided_vector(int source_bytes, bool fused) {
   return fused && vector > 4 ? 4 : vector;
 }
 
+// Vectors of which nothing is fused: all blocks run at once, meet between the passes, and keep in shared memory what it
+// has room for, so that the second pass need not read that (an H100 takes for 1 x 500000 x 64 of float32 136 us, two
+// launches 147, of 16 bits 75, 83, backward 105, 115; 1 x 50257 x 512 of 16 bits 58, 68; 1 x 125000 x 64 27.4, 28.4).
+// Less than so much of L2 two launches find there, and these begin while a kernel before them ends (1 x 100000 x 16 of
+// float32: 17.0, 16.7).
+constexpr bool strided_online_may_meet(int vector, bool fused) { return vector > 1 && !fused; }
+inline constexpr int kMeetingL2Part = 6;
+
 // Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x
 // 257 of float32 164 us, as single columns 224; of 16 bits 99, 160).
 constexpr bool online_may_fold(int source_bytes, bool fused) { return source_bytes <= 4 && !fused; }

@@ -62,15 +62,9 @@ NDSOFTMAX_HOST_DEVICE Index vectors_in_row(Index dim, int vector, int phase) {
 struct Part {
   std::int64_t begin, end;
 };
-NDSOFTMAX_HOST_DEVICE std::int64_t part_size(std::int64_t total, std::int64_t parts) {
-  return (total + parts - 1) / parts;
-}
-NDSOFTMAX_HOST_DEVICE Part part_at(std::int64_t total, std::int64_t part, std::int64_t size) {
-  const std::int64_t begin = part * size < total ? part * size : total;
-  return {begin, begin + size < total ? begin + size : total};
-}
 NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts) {
-  return part_at(total, part, part_size(total, parts));
+  const std::int64_t size = (total + parts - 1) / parts, begin = part * size < total ? part * size : total;
+  return {begin, begin + size < total ? begin + size : total};
 }
 
 // A block that writes a split row has one of its pieces, the last of them first. The vector that this begins with.
@@ -98,6 +92,15 @@ NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, std::int64_t inner, int byt
   const int own = static_cast<int>(inner < kMany ? inner : kMany) * bytes;
   const int before = phase < own ? phase : own;
   return static_cast<unsigned>(column - before) < static_cast<unsigned>(step);
+}
+
+// Columns that are read twice: a block takes so many elements of dim in a step, and `splits` blocks take turns, so that
+// what is under way lies close together. Where the steps of one begin, and how far they are apart.
+struct Turns {
+  std::int64_t first, apart;
+};
+NDSOFTMAX_HOST_DEVICE Turns turns_of(std::int64_t split, std::int64_t splits, std::int64_t step) {
+  return {split * step, splits * step};
 }
 
 // Threads along the same columns that lie in one warp, `run` lanes apart: a power of two, or they are not a team.

@@ -1,4 +1,4 @@
-// The cluster of cooperative groups, as far as the kernels use it.
+// The groups of cooperative groups that the kernels use, as far as they do.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,5 +17,11 @@ struct cluster_group {
 };
 
 inline cluster_group this_cluster() { return {}; }
+
+struct grid_group {
+  void sync() const { ::emulator::wait_cluster(::emulator::arrive_cluster()); }
+};
+
+inline grid_group this_grid() { return {}; }
 
 }  // namespace cooperative_groups

@@ -1,6 +1,7 @@
 // A CUDA that runs on the CPU, for tests of the kernels on machines without a GPU. Standing in for the runtime's
 // header, it lets an ordinary C++ compiler take src/cuda as it is. Threads of a block are fibers of one thread of the
-// machine, so that `static thread_local` is what __shared__ should be; blocks of a cluster are threads of the machine.
+// machine, so that `static thread_local` is what __shared__ should be; blocks of a cluster, and all of a grid that is
+// launched cooperatively, are threads of the machine.
 // It tells whether kernels compute what they should and touch only what is theirs. It knows nothing of memory ordering,
 // races or speed: those need a GPU and compute-sanitizer.
 #pragma once
@@ -54,6 +55,8 @@ void wait_until(const Condition& condition) {
 
 unsigned char* dynamic_shared();
 
+extern unsigned most_at_once;  // blocks of a grid that is launched cooperatively
+
 // Runs body for every thread of the grid.
 void run(const cudaLaunchConfig_t& config, void (*body)(void*), void* context);
 
@@ -65,6 +68,8 @@ inline constexpr emulator::Index<&emulator::Fiber::block_size> blockDim{};
 inline constexpr emulator::Index<&emulator::Fiber::grid_size> gridDim{};
 
 inline void __syncthreads() { ::emulator::sync_block(); }
+
+inline unsigned atomicAdd(unsigned* at, unsigned x) { return std::atomic_ref<unsigned>(*at).fetch_add(x); }
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lane_mask) {
@@ -116,6 +121,7 @@ inline int __double2hiint(double x) {
 // ---- the parts of the runtime that launchers use -------------------------------------------------------------------
 
 inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
@@ -144,6 +150,9 @@ cudaError_t cudaFuncSetAttribute(void (*)(Arguments), cudaFuncAttribute, int) {
 template <typename Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Arguments),
                                const Arguments& arguments) {
+  for (unsigned i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == cudaLaunchAttributeCooperative && config->gridDim.x > ::emulator::most_at_once)
+      return cudaErrorCooperativeLaunchTooLarge;
   struct Call {
     void (*kernel)(Arguments);
     const Arguments& arguments;

@@ -12,6 +12,9 @@
 #include "cuda_runtime.h"
 
 namespace emulator {
+
+unsigned most_at_once = ~0u;
+
 namespace {
 
 constexpr int kWarp = 32;
@@ -26,7 +29,7 @@ struct Warp {
   unsigned char slots[kWarp][16];
 };
 
-// What the blocks of a cluster share.
+// What the blocks of a cluster share, or those of a grid that is launched cooperatively.
 struct Cluster {
   std::vector<unsigned char*> bases;    // of each block's thread-local memory
   std::vector<unsigned char*> dynamic;  // and of its dynamic shared memory
@@ -190,6 +193,7 @@ void run(const cudaLaunchConfig_t& config, void (*body)(void*), void* context) {
   unsigned size = 1;
   for (unsigned i = 0; i < config.numAttrs; ++i)
     if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) size = config.attrs[i].val.clusterDim.x;
+    else if (config.attrs[i].id == cudaLaunchAttributeCooperative) size = config.gridDim.x;
   for (unsigned first = 0; first < config.gridDim.x; first += size) {
     Cluster cluster;
     cluster.bases.resize(size);
