@@ -256,7 +256,7 @@ def test_only_forward_stages_rows_that_start_on_16_bytes(dim: int, dtype: torch.
         ("H200", (4, 30_000, 257), torch.bfloat16, False, True),  # folded
         ("H200", (1, 100_000, 16), torch.float32, False, False),  # of which L2 keeps all
         ("H200", (1, 500_000, 63), torch.float64, False, False),  # single columns
-        ("H200", (1, 40_000, 40_000), torch.float32, False, False),  # more tiles than multiprocessors
+        ("H200", (1, 300_000, 20_000), torch.float32, False, False),  # more tiles than multiprocessors
         ("A100", (1, 500_000, 64), torch.float32, False, True),
         ("T4", (1, 500_000, 64), torch.float32, False, False),
     ],
@@ -272,7 +272,7 @@ def test_blocks_meet_between_two_passes(
         assert chosen.grid <= DEVICES[device].multiprocessors
         assert step <= chosen.shared_bytes <= DEVICES[device].shared_bytes_per_block
         assert chosen.workspace_bytes <= MIB
-        assert "all blocks at once" in str(chosen)
+        assert "all at once" in str(chosen)
 
 
 def test_a_row_that_is_split_is_read_by_four_blocks_a_multiprocessor() -> None:

@@ -61,8 +61,9 @@ class Explanation:
         Where it would run.
     regime, outer, dim, inner, passes, why
         Which kernel runs on which sizes, how often it reads each element, and the reason.
-    vector, items, threads_per_row, grid, block, cluster, splits, staged, shared_bytes, workspace_bytes
-        The shape of the launch, and the memory that it takes.
+    vector, items, threads_per_row, grid, block, cluster, splits, staged, meets, shared_bytes, workspace_bytes
+        The shape of the launch, and the memory that it takes; `meets`: all blocks run at once, and meet between two
+        passes.
     registers : int or None
         32-bit registers in which a GPU's thread holds elements, 0 where those stay in shared memory; what the compiler
         needs beside them is not known here.
@@ -88,6 +89,7 @@ class Explanation:
     cluster: int
     splits: int
     staged: bool
+    meets: bool
     shared_bytes: int
     workspace_bytes: int
     passes: int
@@ -120,7 +122,7 @@ class Explanation:
                 f"{_count(self.threads_per_row, 'thread')} a {each}"
             )
             lines["grid"] = f"{_count(self.grid, 'block')} × {_count(self.block, 'thread')}" + (
-                f" in clusters of {self.cluster}" if self.cluster > 1 else ""
+                f" in clusters of {self.cluster}" if self.cluster > 1 else ", all at once" if self.meets else ""
             )
             lines["shared"] = f"{self.shared_bytes} bytes a block"
         if self.splits > 1:

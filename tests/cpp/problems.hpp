@@ -383,8 +383,8 @@ std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector
     ++runs[std::string(name_of(chosen.regime)) + (chosen.cluster > 1 ? ", clusters" : "") +
            (chosen.regime == Regime::cluster && chosen.passes > 1 ? ", twice" : "") +
            (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
-           (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") + (chosen.meets ? ", meeting" : "") +
-           (call.problem.fused.any ? ", fused" : "")];
+           (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
+           (chosen.meets ? ", meeting" : "") + (call.problem.fused.any ? ", fused" : "")];
     ++runs["total"];
   };
   for (const Case& c : cases)

@@ -192,8 +192,10 @@ unsigned char* dynamic_shared() {
 void run(const cudaLaunchConfig_t& config, void (*body)(void*), void* context) {
   unsigned size = 1;
   for (unsigned i = 0; i < config.numAttrs; ++i)
-    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) size = config.attrs[i].val.clusterDim.x;
-    else if (config.attrs[i].id == cudaLaunchAttributeCooperative) size = config.gridDim.x;
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
+      size = config.attrs[i].val.clusterDim.x;
+    else if (config.attrs[i].id == cudaLaunchAttributeCooperative)
+      size = config.gridDim.x;
   for (unsigned first = 0; first < config.gridDim.x; first += size) {
     Cluster cluster;
     cluster.bases.resize(size);
