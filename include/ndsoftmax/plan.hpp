@@ -45,11 +45,11 @@ struct Plan {
   bool ragged = false;    // rows begin or end within a vector; warp, staged: lanes have an element beyond their items
   bool together = false;  // rows follow each other that share a mask or a bias, so that caches have it: see
                           // rows_in_order()
-  bool meets = false;     // strided, read twice: all blocks run at once, meet between the passes, and keep meanwhile what
-                          // shared_bytes has room for
-  int log2_dim = 0;       // warp, not staged: of the row, rounded up to a power of two, but at most 11
-  int vector = 1;         // elements moved by one access; strided: columns that a thread works on at once
-  int items = 1;          // accesses a thread holds in registers; cluster: and in shared_bytes, if there are any
+  bool meets = false;  // strided, read twice: all blocks run at once, meet between the passes, and keep meanwhile what
+                       // shared_bytes has room for
+  int log2_dim = 0;    // warp, not staged: of the row, rounded up to a power of two, but at most 11
+  int vector = 1;      // elements moved by one access; strided: columns that a thread works on at once
+  int items = 1;       // accesses a thread holds in registers; cluster: and in shared_bytes, if there are any
   int threads_per_row =
       1;  // warp: lanes; block: threads; cluster: threads of all its blocks; strided: along dim, also of all
   int rows_per_block = 1;   // strided: columns

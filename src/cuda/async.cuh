@@ -190,8 +190,8 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-// Until all blocks of the grid have come here, and what they stored before can be read. Plan::meets says that all run at
-// once.
+// Until all blocks of the grid have come here, and what they stored before can be read. Plan::meets says that all run
+// at once.
 __device__ __forceinline__ void await_grid() { cooperative_groups::this_grid().sync(); }
 
 #else  // tests/cpp/emulator: copies are done when they are issued

@@ -169,11 +169,11 @@ void visit_masked_operation(const Problem& problem, Visitor&& visitor) {
   });
 }
 
-// Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for. False: plan.meets, and
-// what this process has of the GPU has no room for all blocks at once; nothing was launched.
+// Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for. False: plan.meets,
+// and what this process has of the GPU has no room for all blocks at once; nothing was launched.
 template <typename Arguments>
 bool try_launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, const Pointers& pointers,
-                 cudaStream_t stream) {
+                     cudaStream_t stream) {
   // the limit and not what this launch needs: another thread may be launching the same kernel
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(48 * 1024))
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -24,8 +24,8 @@
 namespace ndsoftmax::cuda {
 namespace {
 
-// What one launch of a kernel that reads its source twice does: all of it, where each tile is a block's own or where all
-// blocks meet in between, or only one of the two passes.
+// What one launch of a kernel that reads its source twice does: all of it, where each tile is a block's own or where
+// all blocks meet in between, or only one of the two passes.
 enum class Phase { both, meet, statistics, write };
 
 template <typename Operation>

@@ -1023,8 +1023,8 @@ bool shifts_strips(const Problem& problem, const Plan& plan) {
   return words_shift(problem, plan) && plan.run == columns_layout(problem, plan).inner;
 }
 
-// Of columns that are read twice. The lanes of a warp that share a column are a team; the states of teams meet in shared
-// memory.
+// Of columns that are read twice. The lanes of a warp that share a column are a team; the states of teams meet in
+// shared memory.
 int states_bytes_of_teams(const Problem& problem, const Plan& plan) {
   const int teams = plan.threads_per_row / work::tile_team(plan.run, plan.threads_per_row);
   return teams > 1 ? (1 + teams) * plan.rows_per_block * state_bytes(problem) : 0;

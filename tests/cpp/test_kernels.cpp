@@ -17,7 +17,7 @@ int main() {
   device.shared_bytes_per_block = 227 << 10;
   Device small = device;
   small.multiprocessors = 1;
-  small.l2_bytes = 50 << 20;  // so that blocks need not meet
+  small.l2_bytes = 50 << 20;                 // so that blocks need not meet
   small.shared_bytes_per_block = 100 << 10;  // not enough to keep what is read twice
   Device blackwell = device;                 // smaller clusters, less shared memory
   blackwell.compute_capability = 120;
