@@ -3,6 +3,8 @@
 `sanitize.py 2/8` runs every eighth of the problems, beginning with the second: several processes share the work.
 `sanitize.py 2/8 narrow` leaves out what takes clusters of 16 blocks, where synccheck (2025.3) reads illegal
 addresses and misses waits, also in kernels that it finds nothing in where clusters are smaller.
+All that our kernels read was copied from the host or written by them: initcheck, told to watch them alone, would take
+what torch's kernels write for uninitialized (and told to watch those as well, it makes some of them fail).
 """
 
 import os
@@ -67,15 +69,19 @@ DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.f
 
 
 def fusions(x: Tensor, dims: tuple[int, ...]) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """What may be fused, a different part of it each time, and which elements are included then."""
-    everything = torch.ones(x.shape, dtype=torch.bool, device=x.device)
+    """What may be fused, a different part of it each time, and which elements are included then; on the host."""
+    everything = torch.ones(x.shape, dtype=torch.bool)
     yield {}, everything
-    mask = torch.rand(x.shape, device=x.device) < 0.3
-    bias = torch.randn(x.shape[-1], device=x.device).to(x.dtype)
+    mask = torch.rand(x.shape) < 0.3
+    bias = torch.randn(x.shape[-1]).to(x.dtype)
     yield {"mask": mask, "scale": 0.5}, ~mask
     yield {"where": ~mask[..., :1], "bias": bias}, (~mask[..., :1]).expand(x.shape)
     if dims == (x.dim() - 1,):
         yield {"causal": "lower_right", "bias": bias}, everything.tril(x.shape[-1] - x.shape[-2])
+
+
+def on_gpu(value: Any) -> Any:
+    return value.cuda() if isinstance(value, Tensor) else value
 
 
 def assert_close(got: Tensor, exact: Tensor, size: Tensor) -> None:
@@ -98,8 +104,11 @@ def main() -> None:
             if regime == "cluster" and device.compute_capability < 90:
                 continue
             os.environ["NDSOFTMAX_REGIME"] = regime or ""
-            x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
-            for fused, included in islice(fusions(x.detach(), dims), *(few or [None])):
+            host = torch.randn(shape).to(dtype)
+            x = host.cuda().requires_grad_()
+            for fused_on_host, included_on_host in islice(fusions(host, dims), *(few or [None])):
+                fused = {name: on_gpu(value) for name, value in fused_on_host.items()}
+                included = included_on_host.cuda()
                 for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
                     log = function is ndsoftmax.log_softmax
                     scale = fused.get("scale", 1)
@@ -107,7 +116,8 @@ def main() -> None:
                         y = function(x, dim, result, **fused)
                         exact = oracle.masked_forward(x.detach(), dims, included, fused.get("bias"), scale, log=log)
                         assert_close(y.detach(), exact, exact.abs().clamp(min=1) if log else exact)
-                        grad_output = (torch.randn_like(y) + 1).where(included, 0)  # nothing comes from the others
+                        # nothing comes from the others
+                        grad_output = (torch.randn(shape) + 1).to(y.dtype).where(included_on_host, 0).cuda()
                         (grad,) = torch.autograd.grad(y, x, grad_output)
                     except ValueError as error:
                         if "cannot take" not in str(error) or (shape, regime) not in MAY_BE_REFUSED:
