@@ -848,12 +848,13 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.result = static_cast<typename Operation::Result*>(pointers.result);
     for (int operand = 0; operand < kOperandsOf<Operation>; ++operand) {
       arguments.outer_stride[operand] = problem.outer.rank == 0 ? 0 : problem.outer.groups[0].stride[operand];
-      arguments.dim_stride[operand] = problem.dim.rank == 0 ? 0 : problem.dim.groups[0].stride[operand] * layout.fold;
+      arguments.dim_stride[operand] =
+          problem.dim.rank == 0 ? 0 : problem.dim.groups[0].stride[operand] * layout.fold.elements;
     }
     arguments.fusing = fusing_of<Operation>(problem, pointers, problem.inner.groups[0], false);
     arguments.vectors = static_cast<int>(problem.outer.size * layout.inner);
     arguments.inner = work::Divider(layout.inner);
-    arguments.dim = static_cast<int>(layout.dim);
+    arguments.dim = static_cast<int>(layout.fold.dim);
     arguments.whole = static_cast<int>(layout.whole);
     arguments.rows = static_cast<int>(layout.rows);
     // where threads have all of dim, they have every other row twice
@@ -870,12 +871,12 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.masks = plan.shared_bytes - static_cast<int>(columns_mask_bytes(problem, plan));
     arguments.masks_columns = masks_columns(problem, plan.vector);
     arguments.cluster = work::Divider(plan.cluster);
-    arguments.log2_fold = log2(layout.fold);
-    arguments.strip = work::Divider(layout.fold > 1 ? problem.inner.size : 1);
-    arguments.slab = layout.folded ? static_cast<int>(problem.dim.size * problem.inner.size) : 0;
-    const int columns = (layout.width + layout.shift) * plan.vector / layout.fold;
+    arguments.log2_fold = log2(layout.fold.elements);
+    arguments.strip = work::Divider(layout.fold.elements > 1 ? problem.inner.size : 1);
+    arguments.slab = layout.fold.folds ? static_cast<int>(problem.dim.size * problem.inner.size) : 0;
+    const int columns = (layout.width + layout.shift) * plan.vector / layout.fold.elements;
     const int teams = along >> arguments.log2_lanes;
-    arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold, plan.block);
+    arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold.elements, plan.block);
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
     const auto launch = [&]<int kVector>() {
       constexpr int kKernels =

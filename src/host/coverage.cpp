@@ -166,10 +166,10 @@ void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
       const std::int64_t begin = block % plan.cluster * layout.rows;
       for (int item = 0; item < plan.items; ++item) {
         const std::int64_t row = item * layout.along + thread.along;
-        if (row >= layout.rows || begin + row >= layout.dim) continue;
+        if (row >= layout.rows || begin + row >= layout.fold.dim) continue;
         if (!writes_vector(problem, plan, layout, column, outer, begin + row, within)) continue;
         if (layout.shift == 0) {
-          const int phase = layout.folded ? phase_of(problem, plan, outer) : 0;
+          const int phase = layout.fold.folds ? phase_of(problem, plan, outer) : 0;
           counts.slab(outer, ((begin + row) * layout.inner + within) * plan.vector - phase, plan.vector);
           continue;
         }

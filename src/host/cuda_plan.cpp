@@ -708,10 +708,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const bool vectors_held = holds_vectors(problem, plan), singles = tuning::are_singles(vector * bytes);
   const bool shifted = words_shift(problem, plan);
   const ColumnsLayout layout = columns_layout(problem, plan);
-  const std::int64_t strip = layout.inner, dim = layout.dim, vectors = problem.outer.size * strip;
-  if (layout.folded && layout.whole < tuning::columns_min_folded(bytes, problem.direction)) return {};
+  const std::int64_t strip = layout.inner, dim = layout.fold.dim, vectors = problem.outer.size * strip;
+  if (layout.fold.folds && layout.whole < tuning::columns_min_folded(bytes, problem.direction)) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
-  const int last = layout.folded ? kernels : tuning::kFoldedKernel;
+  const int last = layout.fold.folds ? kernels : tuning::kFoldedKernel;
   const tuning::ColumnsKernel& largest_kernel = vectors_held ? tuning::kColumnsKernels[last - 1]
                                                 : singles    ? tuning::kColumnSinglesKernels.back()
                                                              : tuning::kColumnWordsKernels[tuning::kWordsKernel];
@@ -794,7 +794,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     if (strip < kWarp || !whole()) return {};
   } else if (shifted && problem.in_place) {
     return {};
-  } else if (layout.folded || strip * vector * bytes < least_strip) {
+  } else if (layout.fold.folds || strip * vector * bytes < least_strip) {
     const bool runs = slabs_are_runs(problem) && problem.dim.groups[0].stride[kResult] == problem.inner.size;
     if (!runs || !whole()) return {};
   } else if (!parts()) {
@@ -804,7 +804,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
   plan.threads_per_row = static_cast<int>(along * plan.cluster);
   plan.block = static_cast<int>(whole_warps(width * along));
-  const int kernel = columns_kernel(problem, plan, layout.folded, shifted);
+  const int kernel = columns_kernel(problem, plan, layout.fold.folds, shifted);
   const int turns = tuning::columns_kernel(vector * bytes, kernel).turns;
   if (turns > 1) width = plan.block = tuning::kColumnsBlock;
   plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
@@ -812,9 +812,9 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const bool all_shifted = tuning::shifts_all_words(vector * bytes, kernel);
   const std::int64_t teams = all_shifted ? 2 : along / work::tile_team(plan.run, static_cast<int>(along));
   const auto columns = static_cast<int>((width + layout.shift) * plan.vector);
-  if (teams > 1 || plan.cluster > 1 || layout.fold > 1)
+  if (teams > 1 || plan.cluster > 1 || layout.fold.elements > 1)
     plan.shared_bytes = static_cast<int>((columns * (1 + teams) +  // of whole columns, of teams, and of blocks
-                                          (plan.cluster > 1 ? columns / layout.fold * plan.cluster : 0)) *
+                                          (plan.cluster > 1 ? columns / layout.fold.elements * plan.cluster : 0)) *
                                          state_bytes(problem));
   plan.shared_bytes += static_cast<int>(columns_mask_bytes(problem, plan));
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
@@ -831,7 +831,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
 // four, but has several columns' states to combine, and its clusters, which have whole strips, may be larger. Of few
 // columns the time is latency, which grows with what a thread has.
 bool folds_cheaper(const Problem& problem, const Device& device, const Plan& folded, const Plan& words) {
-  const int states = folded.threads_per_row * columns_layout(problem, folded).fold;
+  const int states = folded.threads_per_row * columns_layout(problem, folded).fold.elements;
   return problem.direction == Direction::forward && folded.grid >= device.multiprocessors &&
          folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * words.threads_per_row;
 }
@@ -1183,15 +1183,12 @@ bool has_masked_kernels(const Problem& problem) {
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   ColumnsLayout layout{};
   layout.shift = words_shift(problem, plan) ? 1 : 0;
-  const Fold fold = fold_of(problem, plan);
-  layout.folded = fold.folds;
-  layout.fold = fold.elements;
-  layout.inner = fold.columns / plan.vector + layout.shift;
-  layout.dim = fold.dim;
-  layout.whole = problem.dim.size / fold.elements;
-  layout.rows = divide_up(layout.dim, plan.cluster);
+  layout.fold = fold_of(problem, plan);
+  layout.inner = layout.fold.columns / plan.vector + layout.shift;
+  layout.whole = problem.dim.size / layout.fold.elements;
+  layout.rows = divide_up(layout.fold.dim, plan.cluster);
   layout.along = plan.threads_per_row / plan.cluster;
-  layout.kernel = columns_kernel(problem, plan, layout.folded, layout.shift > 0);
+  layout.kernel = columns_kernel(problem, plan, layout.fold.folds, layout.shift > 0);
   layout.turns = tuning::columns_kernel(plan.vector * size_of(problem.source), layout.kernel).turns;
   layout.width = plan.rows_per_block / plan.vector / layout.turns;
   int overlap = plan.run == layout.inner ? 0 : columns_overlap(problem, plan);

@@ -73,11 +73,9 @@ inline bool holds_columns(const Plan& plan) { return plan.passes == 1 && !plan.s
 
 // Where the columns that such a plan holds lie, in vectors.
 struct ColumnsLayout {
-  int fold;            // elements of dim that are taken for one
-  bool folded;         // also of one each
+  Fold fold;
   std::int64_t inner;  // of columns, folded ones
-  std::int64_t dim;    // folded elements of it
-  std::int64_t whole;  // as many of them as all columns have, wherever slabs begin
+  std::int64_t whole;  // elements of dim, folded ones, that all columns have, wherever slabs begin
   std::int64_t rows;   // that a block has
   int along;           // threads of a block along dim
   int kernel;          // that it runs: one of tuning::kColumnsKernels, or of those for words

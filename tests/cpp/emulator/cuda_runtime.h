@@ -69,8 +69,6 @@ inline constexpr emulator::Index<&emulator::Fiber::grid_size> gridDim{};
 
 inline void __syncthreads() { ::emulator::sync_block(); }
 
-inline unsigned atomicAdd(unsigned* at, unsigned x) { return std::atomic_ref<unsigned>(*at).fetch_add(x); }
-
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lane_mask) {
   T other;
