@@ -45,8 +45,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((5, 101, 33), 1, (None,), 1),  # of 16 bits, folded, in slabs that begin and end within vectors
     ((3, 3001, 21), 1, (None,), 1),  # over clusters
     ((1, CLUSTERS_OF_16[3], 33), 1, (None,), 1),  # or, backward and of 32 bits, read twice
-    ((1, 100_001, 24), 1, (None,), 1),  # whose blocks meet between the passes
-    ((1, 100_001, 33), 1, (None,), 1),  # folded
+    ((1, 200_001, 24), 1, (None,), 1),  # whose blocks meet between the passes
+    ((1, 150_001, 33), 1, (None,), 1),  # folded, of 16 bits
     ((2, 9, 131201), 1, (None,), 1),  # so many columns that threads have several
     ((6, 5, 4), (0, 2), (None,)),
     ((40, 7, 30), (0, 2), (None,)),

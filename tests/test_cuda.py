@@ -311,31 +311,43 @@ def test_an_index_names_the_device() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(1, 250_001, 24), (3, 60_011, 33), (2, 18_589, 834), (1, 3_000_017, 2)], ids=str)
-def test_columns_so_long_that_blocks_meet(shape: tuple[int, ...], dtype: torch.dtype, log: bool) -> None:
-    x = normal(shape).to(dtype).requires_grad_()
+@pytest.mark.parametrize(("outer", "inner"), [(1, 24), (3, 33), (2, 834), (1, 2)])
+def test_columns_so_long_that_blocks_meet(outer: int, inner: int, dtype: torch.dtype, log: bool) -> None:
+    x = normal(longer_than_l2_keeps(outer, inner, dtype.itemsize)).to(dtype).requires_grad_()
     chosen = ndsoftmax.explain(x, 1, log=log)
-    vectors = dtype != torch.float64 or shape[2] % 2 == 0  # float64 is not folded
+    vectors = inner % (16 // dtype.itemsize) == 0
     if ndsoftmax._C.device("cuda").compute_capability >= 80 and chosen.passes == 2:
-        assert chosen.meets == vectors
+        assert chosen.meets == (vectors or dtype.itemsize == 2)  # 16 bits are folded
     assert_forward_and_backward(x, log=log)
 
 
 def test_blocks_meet_on_several_streams_at_once() -> None:
-    """Each of these calls wants the whole GPU, and so do kernels in between that have some of it for long."""
+    """Each of these calls wants the whole GPU; others, which may begin before they end, have some of it meanwhile."""
     streams = [torch.cuda.Stream() for _ in range(4)]
-    inputs = [normal((1, 100_001, inner), inner) for inner in (32, 33, 40, 48)]
+    inputs = [normal(longer_than_l2_keeps(1, inner, 4), inner) for inner in (32, 36, 40, 48)]
+    if ndsoftmax._C.device("cuda").compute_capability >= 80:
+        assert all(ndsoftmax.explain(x, 1).meets for x in inputs)
+    small = normal((64, 1000))
     right = [ndsoftmax.softmax(x, 1) for x in inputs]
-    wrong = torch.zeros((), dtype=torch.long, device="cuda")
+    wrong = torch.zeros(len(streams), dtype=torch.long, device="cuda")
     torch.cuda.synchronize()
-    for turn in range(100):
-        for stream, x, expected in zip(streams, inputs, right, strict=True):
+    for turn in range(50):
+        for i, stream in enumerate(streams):
             with torch.cuda.stream(stream):
                 if turn % 10 == 0:
                     torch.cuda._sleep(1_000_000)
-                wrong += (ndsoftmax.softmax(x, 1) != expected).any()
+                ndsoftmax.softmax(small, 1)
+                outputs = [ndsoftmax.softmax(inputs[i], 1) for _ in range(3)]
+                for y in outputs:
+                    wrong[i] += (y != right[i]).any()
     torch.cuda.synchronize()
-    assert wrong == 0
+    assert wrong.sum() == 0
+
+
+def longer_than_l2_keeps(outer: int, inner: int, itemsize: int) -> tuple[int, int, int]:
+    """A shape of which L2 has room for three times as much: more than the planner expects to find there again."""
+    elements = ndsoftmax._C.device("cuda").l2_bytes // 3 // itemsize
+    return outer, elements // (outer * inner) | 1, inner
 
 
 def test_memory_of_another_stream_lives_until_it_is_read() -> None:

@@ -254,6 +254,8 @@ def test_only_forward_stages_rows_that_start_on_16_bytes(dim: int, dtype: torch.
         ("H200", (1, 500_000, 64), torch.float32, False, True),
         ("H200", (1, 500_000, 64), torch.bfloat16, True, True),
         ("H200", (4, 30_000, 257), torch.bfloat16, False, True),  # folded
+        ("H200", (4, 30_000, 257), torch.bfloat16, True, False),
+        ("H200", (4, 30_000, 257), torch.float32, False, False),
         ("H200", (1, 100_000, 16), torch.float32, False, False),  # of which L2 keeps all
         ("H200", (1, 500_000, 63), torch.float64, False, False),  # single columns
         ("H200", (1, 300_000, 20_000), torch.float32, False, False),  # more tiles than multiprocessors
@@ -273,6 +275,14 @@ def test_blocks_meet_between_two_passes(
         assert step <= chosen.shared_bytes <= DEVICES[device].shared_bytes_per_block
         assert chosen.workspace_bytes <= MIB
         assert "all at once" in str(chosen)
+
+
+@pytest.mark.parametrize("shape", [(128, 30_000, 129), (1000, 30_000, 65), (8, 100_000, 4_001)])
+@pytest.mark.parametrize("backward", [False, True])
+def test_columns_are_folded_in_less_than_a_mebibyte(shape: tuple[int, ...], backward: bool) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=torch.bfloat16, device="H200", backward=backward)
+    assert chosen.passes == 2
+    assert chosen.workspace_bytes <= MIB
 
 
 def test_a_row_that_is_split_is_read_by_four_blocks_a_multiprocessor() -> None:

@@ -170,10 +170,10 @@ void visit_masked_operation(const Problem& problem, Visitor&& visitor) {
 }
 
 // Launches kernel(arguments) on plan.grid blocks, in as many launches as the grid's limit asks for. False: plan.meets,
-// and what this process has of the GPU has no room for all blocks at once; nothing was launched.
+// but what this process has of the GPU has no room for all blocks at once, or does not know how; nothing was launched.
 template <typename Arguments>
-bool try_launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan, const Pointers& pointers,
-                     cudaStream_t stream) {
+[[nodiscard]] bool try_launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan& plan,
+                                   const Pointers& pointers, cudaStream_t stream) {
   // the limit and not what this launch needs: another thread may be launching the same kernel
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(48 * 1024))
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -181,17 +181,17 @@ bool try_launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan&
           "cudaFuncSetAttribute");
   if (plan.cluster > 8)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
-  cudaLaunchAttribute attributes[3]{};
+  cudaLaunchAttribute attributes[2]{};
   int count = 0;
   if (plan.cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
   }
+  // of two such grids that began early, each might wait for the other's multiprocessors: they begin when all is over
   if (plan.meets) {
     attributes[count].id = cudaLaunchAttributeCooperative;
     attributes[count++].val.cooperative = 1;
-  }
-  if (pointers.kernels_overlap) {
+  } else if (pointers.kernels_overlap) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
@@ -207,7 +207,7 @@ bool try_launch_grid(void (*kernel)(Arguments), Arguments arguments, const Plan&
     config.numAttrs = count;
     arguments.first_block = done;
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments);
-    if (plan.meets && error == cudaErrorCooperativeLaunchTooLarge) {
+    if (plan.meets && (error == cudaErrorCooperativeLaunchTooLarge || error == cudaErrorNotSupported)) {
       cudaGetLastError();  // forgets it
       return false;
     }
@@ -220,14 +220,16 @@ template <auto kKernel>
 inline const bool kCounted = ++kernels_compiled() > 0;
 
 template <auto kKernel, typename Arguments>
-bool try_launch_grid(const Arguments& arguments, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+[[nodiscard]] bool try_launch_grid(const Arguments& arguments, const Plan& plan, const Pointers& pointers,
+                                   cudaStream_t stream) {
   [[maybe_unused]] const bool* const counted = &kCounted<kKernel>;  // asked for, it is, before main
   return try_launch_grid(kKernel, arguments, plan, pointers, stream);
 }
 
 template <auto kKernel, typename Arguments>
 void launch_grid(const Arguments& arguments, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  try_launch_grid<kKernel>(arguments, plan, pointers, stream);
+  if (!try_launch_grid<kKernel>(arguments, plan, pointers, stream))
+    check(cudaErrorCooperativeLaunchTooLarge, "launching a softmax kernel");
 }
 
 }  // namespace ndsoftmax::cuda

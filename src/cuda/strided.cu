@@ -1030,7 +1030,10 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
     });
   }
   if constexpr (Operation::kFused) {
-    for (std::int64_t base = first; base < arguments.dim && columns.exist(); base += apart)
+    bool tainted = false;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) tainted = tainted || finish[k].taints();
+    for (std::int64_t base = first; tainted && columns.exist() && base < arguments.dim; base += apart)
       columns.clean(finish, base, base + step,
                     [&](int item, int k, auto result) { columns.result(base, item)[k] = result; });
   }
@@ -1087,22 +1090,20 @@ void launch_tile(const Problem& problem, const Plan& plan, const Pointers& point
 template <typename Operation, int kVector, bool kFolds>
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   auto arguments = strided_arguments<Operation, kVector>(problem, plan, pointers);
+  constexpr auto kKernel = online_tile<Operation, kVector, kFolds>;
   const auto run = [&](Phase phase, const Plan& launched) {
     arguments.phase = phase;
-    return try_launch_grid<online_tile<Operation, kVector, kFolds>>(arguments, launched, pointers, stream);
+    launch_grid<kKernel>(arguments, launched, pointers, stream);
   };
-  if (!kFolds && plan.splits == 1) {
-    run(Phase::both, plan);
-    return;
-  }
-  Plan apart = plan;
+  if (!kFolds && plan.splits == 1) return run(Phase::both, plan);
   if (plan.meets) {
+    arguments.phase = Phase::meet;
     arguments.kept_steps = kept_steps(problem, plan);
-    if (run(Phase::meet, plan)) return;
-    apart.meets = false;
+    if (try_launch_grid<kKernel>(arguments, plan, pointers, stream)) return;
   }
-  run(Phase::statistics, apart);
-  run(Phase::write, apart);
+  const Plan two_launches = without_meeting(problem, plan);
+  run(Phase::statistics, two_launches);
+  run(Phase::write, two_launches);
 }
 
 }  // namespace

@@ -1058,7 +1058,11 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const bool may_fold = tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector);
   if (device.compute_capability < tuning::kAllKernelsFrom || !(columns_are_vectors(problem, plan.vector) || may_fold))
     plan.vector = 1;
-  const Fold fold = fold_of(problem, plan);
+  Fold fold = fold_of(problem, plan);
+  if (fold.folds && problem.outer.size * fold.columns * state_bytes(problem) > tuning::kWorkspaceBytes) {
+    plan.vector = 1;
+    fold = fold_of(problem, plan);
+  }
 
   // Neighbouring threads share a segment of memory along the columns, or all columns there are; where no dimension runs
   // faster than dim, they are neighbours along dim.
@@ -1090,12 +1094,13 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   if (plan.splits == 1 && !fold.folds) return plan;
   plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
   const std::int64_t read = problem.elements() * bytes * sources_of(problem);
-  if (tuning::strided_online_may_meet(plan.vector, problem.fused.any) && plan.grid <= device.multiprocessors &&
-      tuning::kMeetingL2Part * read > device.l2_bytes) {
+  const int step = bytes_of_step(problem, plan);
+  const int most = (tuning::dynamic_shared_bytes(device.shared_bytes_per_block) - plan.shared_bytes) / step;
+  if (tuning::strided_online_may_meet(plan.vector, problem.fused.any) && most > 0 &&
+      (!fold.folds || tuning::strided_online_folded_meets(bytes, problem.direction)) &&
+      plan.grid <= device.multiprocessors && tuning::kMeetingL2Part * read > device.l2_bytes) {
     plan.meets = true;
-    const int step = bytes_of_step(problem, plan);
     const std::int64_t own = divide_up(divide_up(fold.dim, along * plan.items), plan.splits);
-    const int most = (tuning::dynamic_shared_bytes(device.shared_bytes_per_block) - plan.shared_bytes) / step;
     plan.shared_bytes += static_cast<int>(std::min<std::int64_t>(own, most)) * step;
   }
   return plan;
@@ -1122,6 +1127,13 @@ int held_vectors(const Plan& plan) { return plan.items - plan.shared_bytes / (pl
 
 int kept_steps(const Problem& problem, const Plan& plan) {
   return (plan.shared_bytes - states_bytes_of_teams(problem, plan)) / bytes_of_step(problem, plan);
+}
+
+Plan without_meeting(const Problem& problem, const Plan& plan) {
+  Plan two_launches = plan;
+  two_launches.meets = false;
+  two_launches.shared_bytes = states_bytes_of_teams(problem, plan);
+  return two_launches;
 }
 
 Fold fold_of(const Problem& problem, const Plan& plan) {

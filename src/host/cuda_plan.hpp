@@ -51,6 +51,8 @@ Fold fold_of(const Problem& problem, const Plan& plan);
 
 // Of the steps of a block of a strided plan that meets the others, those whose vectors it keeps.
 int kept_steps(const Problem& problem, const Plan& plan);
+// The same in two launches, whose blocks need not all run at once.
+Plan without_meeting(const Problem& problem, const Plan& plan);
 
 // Of the vectors that a thread of a cluster holds of a row, those in registers: all, or others are in shared memory.
 int held_vectors(const Plan& plan);
