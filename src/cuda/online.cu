@@ -132,14 +132,7 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
       if constexpr (kFused) {
         operation.template accumulate<kVectors, kVector, kVector>(state, terms);
       } else {
-        if (i >= kept) {
-          Vector* const slot = slots(i);
-#pragma unroll
-          for (int k = 0; k < kVectors; ++k) {
-            slot[k * blockDim.x] = raw[k].source;
-            if constexpr (kIsBackward<Operation>) slot[(kVectors + k) * blockDim.x] = raw[k].grad;
-          }
-        }
+        if (i >= kept) keep<kIsBackward<Operation>>(slots(i), raw);
         operation.raise(state, raw);
 #pragma unroll
         for (int k = 0; k < kVectors; ++k) {
@@ -161,12 +154,7 @@ __global__ void __launch_bounds__(kStatisticsOnly ? tuning::kOnlineBlock : tunin
   // Backwards, as L2 has the end of what was loaded; last what was kept, which needs none.
   const auto recall = [&](int i, Raws& raw) {
     if (kFused || i < kept) return load(i, first_of(i), raw);
-    const Vector* const slot = slots(i);
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      raw[k].source = slot[k * blockDim.x];
-      if constexpr (kIsBackward<Operation>) raw[k].grad = slot[(kVectors + k) * blockDim.x];
-    }
+    take_kept<kIsBackward<Operation>>(slots(i), raw);
   };
   int i = kept > 0 ? kept - 1 : 0;
   Raws raw, next;

@@ -966,11 +966,7 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
         for (int k = 0; k < kVector; ++k) operation.template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
       } else {
         if (kMayMeet && base < kept) {
-#pragma unroll
-          for (int i = 0; i < kUnroll; ++i) {
-            slot[i * blockDim.x] = raw[i].source;
-            if constexpr (kIsBackward<Operation>) slot[(kUnroll + i) * blockDim.x] = raw[i].grad;
-          }
+          keep<kIsBackward<Operation>>(slot, raw);
           slot += kSlots * blockDim.x;
         }
         operation.accumulate_columns(state, raw);
@@ -982,11 +978,7 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   const auto recall = [&](std::int64_t base, Raws& raw) {
     if (!kMayMeet || base >= kept || base < 0) return load(base, raw);
     slot -= kSlots * blockDim.x;
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      raw[i].source = slot[i * blockDim.x];
-      if constexpr (kIsBackward<Operation>) raw[i].grad = slot[(kUnroll + i) * blockDim.x];
-    }
+    take_kept<kIsBackward<Operation>>(slot, raw);
   };
   if (arguments.phase != Phase::statistics) recall(last, raw);
   const auto of_parts = [&] {

@@ -348,4 +348,23 @@ struct Vec {
   }
 };
 
+// What a thread has loaded waits in shared memory, in slots of its own, which are a block apart: first those of the
+// sources, then, if there are any, those of the gradients.
+template <bool kGrads, typename Vector, typename Raw, int kCount>
+__device__ __forceinline__ void keep(Vector* slots, const Raw (&raw)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    slots[i * blockDim.x] = raw[i].source;
+    if constexpr (kGrads) slots[(kCount + i) * blockDim.x] = raw[i].grad;
+  }
+}
+template <bool kGrads, typename Vector, typename Raw, int kCount>
+__device__ __forceinline__ void take_kept(const Vector* slots, Raw (&raw)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    raw[i].source = slots[i * blockDim.x];
+    if constexpr (kGrads) raw[i].grad = slots[(kCount + i) * blockDim.x];
+  }
+}
+
 }  // namespace ndsoftmax::cuda
