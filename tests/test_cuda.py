@@ -99,6 +99,21 @@ def test_columns_that_are_no_vectors(shape: tuple[int, ...], dtype: torch.dtype,
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("inner", [120_001, 60_003, 90_002])
+@pytest.mark.parametrize("dim", [3, 4, 7, 12, 13, 17, 20, 21, 24, 31])
+def test_columns_whose_vectors_begin_elsewhere_in_each_row(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
+    may = dtype == torch.float32 or (dim <= 20 and inner % 2 == 1)
+    outer = 9
+    while may and "begin elsewhere" not in ndsoftmax.explain((outer, dim, inner), 1, dtype=dtype).why:
+        outer += 1
+        assert outer < 90, "never planned"
+    x = normal((outer, dim, inner)).to(dtype)
+    assert_forward_and_backward(x.clone().requires_grad_(), log=log)
+    assert_forward_and_backward(x[:, :, :-4].requires_grad_(), log=log)  # with gaps between rows
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [165_001, 170_000, 300_001])
 @pytest.mark.parametrize(("rows", "gap"), [(133, 0), (140, 8)])  # so many that clusters have several each
 def test_rows_so_wide_that_the_next_arrives_meanwhile(

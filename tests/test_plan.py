@@ -277,6 +277,35 @@ def test_blocks_meet_between_two_passes(
         assert "all at once" in str(chosen)
 
 
+@pytest.mark.parametrize(
+    ("device", "shape", "dtype", "backward", "shifted"),
+    [
+        ("H200", (16, 21, 263_169), torch.float32, False, True),
+        ("H200", (16, 21, 263_170), torch.float32, False, True),
+        ("H200", (16, 21, 263_172), torch.float32, False, False),  # vectors
+        ("H200", (16, 19, 263_425), torch.bfloat16, False, True),
+        ("H200", (16, 19, 263_426), torch.bfloat16, False, False),  # words
+        ("H200", (16, 21, 263_169), torch.bfloat16, False, False),  # more than threads hold without a loss
+        ("H200", (16, 21, 263_169), torch.float64, False, False),
+        ("H200", (16, 21, 263_169), torch.float32, True, False),
+        ("H200", (16, 33, 263_169), torch.float32, False, False),
+        ("H200", (2, 21, 66_049), torch.float32, False, False),  # too few to fill the GPU several times
+        ("H200", (20_000, 9, 81), torch.float32, False, False),  # strips that would leave lanes idle
+        ("H200", (1, 3, 2**30 + 1), torch.float32, False, False),  # more columns than kernels count
+        ("A100", (1, 7, 9_999_999), torch.float16, False, True),
+        ("T4", (1, 7, 9_999_999), torch.float16, False, False),
+    ],
+)
+def test_vectors_of_columns_begin_elsewhere_in_each_row(
+    device: str, shape: tuple[int, ...], dtype: torch.dtype, backward: bool, shifted: bool
+) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device=device, backward=backward)
+    assert chosen.regime == "strided"
+    assert ("begin elsewhere" in chosen.why) == shifted
+    if shifted:
+        assert (chosen.vector, chosen.items, chosen.threads_per_row, chosen.passes) == (4, shape[1], 1, 1)
+
+
 @pytest.mark.parametrize("shape", [(128, 30_000, 129), (1000, 30_000, 65), (8, 100_000, 4_001)])
 @pytest.mark.parametrize("backward", [False, True])
 def test_columns_are_folded_in_less_than_a_mebibyte(shape: tuple[int, ...], backward: bool) -> None:

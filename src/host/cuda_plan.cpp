@@ -718,18 +718,23 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const int most = largest_kernel.vectors / operands, most_threads = largest_kernel.max_block;
   if (singles && (dim > most || strip * bytes < tuning::kColumnsMinStrip)) return {};
 
-  // Threads along dim, which are a power of two where a warp has several rows. A block that needs no others may rather
-  // have more threads of fewer vectors: the time from its last load to its first store is short.
+  constexpr int kSectorWords = tuning::kSectorBytes / tuning::kColumnsWordBytes;
+  // Threads along dim, which are a power of two where a warp has several rows of so many vectors, or strips of words
+  // are shorter than a sector (15709 x 89 x 3 of float32: 15.5 us by four, 20.3 by three; longer ones take as long). A
+  // block that needs no others may rather have more threads of fewer vectors: the time from its last load to its first
+  // store is short.
   const auto threads_for = [&](std::int64_t run, int cluster) {
     const std::int64_t rows = divide_up(dim, cluster);
     std::int64_t along = divide_up(rows, most);
     if (shifted && (along > 1 || cluster > 1)) along = divide_up(along, 2) * 2;  // all rows of a thread begin alike
-    if (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))) along = power_of_two_from(along);
+    const bool short_words = tuning::are_words(vector * bytes) && !shifted && run < kSectorWords &&
+                             run * power_of_two_from(along) <= tuning::kColumnsWholeBlock;
+    if (short_words || (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))))
+      along = power_of_two_from(along);
     while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
       along *= 2;
-    while (cluster == 1 && tuning::are_words(vector * bytes) && !shifted &&
-           run * along < tuning::kSectorBytes / tuning::kColumnsWordBytes &&
+    while (cluster == 1 && tuning::are_words(vector * bytes) && !shifted && run * along < kSectorWords &&
            divide_up(rows, along) > tuning::column_words_rather_held(static_cast<int>(run)))
       along *= 2;
     return along;
@@ -832,8 +837,9 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
 // columns the time is latency, which grows with what a thread has.
 bool folds_cheaper(const Problem& problem, const Device& device, const Plan& folded, const Plan& words) {
   const int states = folded.threads_per_row * columns_layout(problem, folded).fold.elements;
+  const std::int64_t fewest = divide_up(problem.dim.size, tuning::kColumnWordsKernels[tuning::kWordsKernel].vectors);
   return problem.direction == Direction::forward && folded.grid >= device.multiprocessors &&
-         folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * words.threads_per_row;
+         folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * fewest;
 }
 
 // The same where words would be shifted in every other row: if the strip is short, a vector spares them that, too.
@@ -846,6 +852,46 @@ bool folds_rather_than_shifts(const Problem& problem, const Plan& folded, const 
 bool suits_singles(const Problem& problem) {
   return problem.direction == Direction::forward || problem.dim.size <= tuning::kColumnSinglesBackwardDim ||
          strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) || problem.in_place;
+}
+
+// Vectors of columns that begin elsewhere in each row, as threads can hold all of dim.
+std::optional<Plan> shifted_plan(const Problem& problem, const Device& device) {
+  constexpr int kVector = tuning::kShiftedVector;
+  const int bytes = size_of(problem.source), rows = tuning::shifted_rows(bytes, problem.dim.size);
+  if (!tuning::columns_may_be_shifted(bytes, size_of(problem.result), problem.direction, problem.fused.any) ||
+      problem.in_place || problem.outer.rank > 1 || problem.dim.rank != 1 || problem.inner.rank != 1 ||
+      problem.dim.size < tuning::kShiftedMinDim || rows == 0 || shift_step(problem) > tuning::shifted_most_step(bytes))
+    return {};
+  for (const int operand : {kSource, kResult}) {
+    if (problem.inner.groups[0].stride[operand] != 1 || !starts_on_vector(problem, operand, kVector)) return {};
+    // what vectors have beyond the strip is what follows in memory
+    if (problem.dim.groups[0].stride[operand] < problem.inner.size) return {};
+    for (const Axis* axis : {&problem.outer, &problem.dim}) {
+      const auto& stride = axis->groups[0].stride;
+      if (stride[operand] < 0 || (stride[operand] - stride[kSource]) % kVector != 0) return {};
+    }
+  }
+  Plan plan;
+  plan.regime = Regime::strided;
+  plan.ragged = true;
+  plan.vector = kVector;
+  plan.items = static_cast<int>(problem.dim.size);
+  plan.block = tuning::kShiftedBlock;
+  plan.rows_per_block = plan.block * kVector;
+  const std::int64_t strip = problem.inner.size, warps = work::shifted_warps(strip, kVector);
+  plan.grid = divide_up(problem.outer.size * warps, plan.block / kWarp);
+  const std::int64_t resident = std::int64_t{tuning::shifted_blocks(rows)} * device.multiprocessors;
+  const auto part = [](std::int64_t of_these, std::int64_t there) {
+    return static_cast<double>(there) / static_cast<double>(of_these);
+  };
+  if (plan.grid <= tuning::kShiftedWaves * resident ||
+      part(divide_up(plan.grid, resident) * resident, plan.grid) < tuning::kShiftedLastWave ||
+      part(warps * kWarp * kVector, strip) < tuning::kShiftedLanes ||
+      std::max(strip, problem.outer.size * warps) > std::numeric_limits<int>::max() / 2)
+    return {};
+  plan.why =
+      "another dimension runs faster than dim; threads hold vectors of columns, which begin elsewhere in each row";
+  return plan;
 }
 
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
@@ -1043,6 +1089,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   } else if (!fuses_in_place(problem)) {
     plan.why = "16 bits would round what is added: online softmax over columns, then a second pass";
   } else {
+    if (const auto shifted = shifted_plan(problem, device)) return *shifted;
     const auto held = columns_plan(problem, device, architecture);
     if (held && !(shifts_strips(problem, *held) && problem.direction == Direction::forward)) return *held;
     const auto tile = tile_plan(problem, device, architecture);
@@ -1136,8 +1183,15 @@ Plan without_meeting(const Problem& problem, const Plan& plan) {
   return two_launches;
 }
 
+int shift_step(const Problem& problem) {
+  constexpr std::int64_t kVector = tuning::kShiftedVector;
+  const std::int64_t step = std::gcd(problem.dim.groups[0].stride[kSource], kVector);
+  const bool alike = problem.outer.rank == 0 || problem.outer.groups[0].stride[kSource] % step == 0;
+  return static_cast<int>(alike ? step : kVector);
+}
+
 Fold fold_of(const Problem& problem, const Plan& plan) {
-  Fold fold{.folds = holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector),
+  Fold fold{.folds = holds_vectors(problem, plan) && !plan.ragged && !columns_are_vectors(problem, plan.vector),
             .elements = 1,
             .columns = problem.inner.size,
             .dim = problem.dim.size};

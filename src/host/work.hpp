@@ -95,6 +95,26 @@ NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, std::int64_t inner, int byt
   return static_cast<unsigned>(column - before) < static_cast<unsigned>(step);
 }
 
+// Columns whose vectors begin elsewhere in each row: a warp has a vector of a strip for each lane. The first and the
+// last of them only tell their neighbours what they know: other warps store them.
+struct ShiftedThread {
+  int vector;
+  bool stores;
+};
+NDSOFTMAX_HOST_DEVICE ShiftedThread shifted_thread(int warp, int lane) {
+  return {warp * (tuning::kWarp - 2) + lane - 1, lane > 0 && lane < tuning::kWarp - 1};
+}
+// Warps of a strip, whose vectors are one more where they begin before it.
+NDSOFTMAX_HOST_DEVICE std::int64_t shifted_warps(std::int64_t strip, int vector) {
+  const std::int64_t vectors = (strip + vector - 2) / vector + 1;
+  return (vectors + tuning::kWarp - 3) / (tuning::kWarp - 2);
+}
+// Rows whose vectors are shifted alike are a class, of two or four. The first row of the class that is so many further
+// than that of row 0, where each row's is `stride` further than that of the row before: an odd number, its own inverse.
+NDSOFTMAX_HOST_DEVICE int first_row_of_class(int further, int stride, int classes) {
+  return further * stride & (classes - 1);
+}
+
 // Columns that are read twice: a block takes so many elements of dim in a step, and `splits` blocks take turns, so that
 // what is under way lies close together. Where the steps of one begin, and how far they are apart.
 struct Turns {

@@ -1,0 +1,217 @@
+// Strided regime, columns of a short dim that no vectors divide, where they are many. A thread holds all of dim. Its
+// vectors begin where memory has vectors, which is some columns earlier in one row than in the next: they are shifted.
+// Rows that are shifted alike are a class. Each class has maxima and sums of its vectors' columns; lanes exchange them
+// for those of their own columns, which are the vector's where nothing is shifted, to combine all classes, and exchange
+// back. So all that is loaded and stored are vectors, and there is no barrier: vectors that a warp needs of its
+// neighbours it loads as well, and lets them store.
+//
+// What bounds it is memory; 16 bits are close to instructions. Exponentials are computed twice, which spares registers.
+//
+// Assumes: forward, nothing fused, not in place; outer, dim and inner are one group each; the source and the result are
+// shifted alike.
+#include <algorithm>
+
+#include "cuda/async.cuh"
+#include "cuda/dispatch.cuh"
+#include "host/cuda_plan.hpp"
+
+namespace ndsoftmax::cuda {
+namespace {
+
+constexpr int kVector = tuning::kShiftedVector;
+
+template <typename Operation>
+struct ShiftedArguments {
+  const typename Operation::Source* source;
+  typename Operation::Result* result;
+  std::int64_t first_block;
+  std::int64_t outer_stride[kWhole], dim_stride[kWhole];
+  int strips, strip, dim;  // strip: columns
+  work::Divider warps;     // of a strip
+  Fusing<Operation> fusing;
+};
+
+// Values of a vector's columns, which begin kShift earlier, as those of the thread's own columns, and back. Undefined
+// is what a neighbour would have to tell that is not in the warp.
+template <int kShift>
+__device__ __forceinline__ void to_own(const float (&shifted)[kVector], float (&own)[kVector], int lane) {
+#pragma unroll
+  for (int k = 0; k < kVector; ++k)
+    own[k] = k + kShift < kVector ? shifted[k + kShift]
+                                  : __shfl_sync(kAllLanes, shifted[k + kShift - kVector], (lane + 1) % kWarp, kWarp);
+}
+template <int kShift>
+__device__ __forceinline__ void from_own(const float (&own)[kVector], float (&shifted)[kVector], int lane) {
+#pragma unroll
+  for (int k = 0; k < kVector; ++k)
+    shifted[k] = k >= kShift ? own[k - kShift]
+                             : __shfl_sync(kAllLanes, own[k - kShift + kVector], (lane + kWarp - 1) % kWarp, kWarp);
+}
+
+// Calls visit(number, shift) for each class.
+template <int kClasses, typename Visit>
+__device__ __forceinline__ void each_class(const Visit& visit) {
+  [&]<int... kNumber>(std::integer_sequence<int, kNumber...>) {
+    (visit(std::integral_constant<int, kNumber>{}, std::integral_constant<int, kNumber * kVector / kClasses>{}), ...);
+  }(std::make_integer_sequence<int, kClasses>{});
+}
+
+template <typename Operation, int kClasses, int kRows>
+__device__ __forceinline__ void take_shifted(const ShiftedArguments<Operation>& arguments) {
+  using Source = typename Operation::Source;
+  using Result = typename Operation::Result;
+  using State = typename Operation::State;
+  using Held = Vec<Source, kVector>;
+  constexpr int kStep = kVector / kClasses;
+  const Operation operation = arguments.fusing.operation;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto warp = static_cast<int>((arguments.first_block + blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp);
+  const int strip = arguments.warps.quotient(warp);
+  await_kernel_before();
+  let_next_kernel_begin();
+  if (strip >= arguments.strips) return;
+  const work::ShiftedThread thread = work::shifted_thread(warp - strip * arguments.warps.size, lane);
+  const std::int64_t source_stride = arguments.dim_stride[kSource], result_stride = arguments.dim_stride[kResult];
+  const Source* const source = arguments.source + strip * arguments.outer_stride[kSource];
+  Result* const result = arguments.result + strip * arguments.outer_stride[kResult];
+  const int shift_of_first = static_cast<int>(strip * arguments.outer_stride[kSource]) & (kVector - 1);
+  const auto first_row = [&](int shift) {
+    return work::first_row_of_class((shift - shift_of_first) / kStep, static_cast<int>(source_stride / kStep),
+                                    kClasses);
+  };
+  const int whole = (arguments.dim - 1) / kClasses;  // rows that each class has, besides the last of all
+
+  Held held[kClasses][kRows];
+  each_class<kClasses>([&](auto number, auto shift) {
+    const int row = first_row(shift), last = (arguments.strip - 1 + shift) / kVector;
+    // of a vector that is not there its neighbour is loaded: what becomes of that is not stored
+    const int first = min(max(thread.vector, 0), last) * kVector - shift, there = arguments.strip - first;
+    const Source* from = source + row * source_stride + first;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, from += kClasses * source_stride) {
+      const int left = arguments.dim - 1 - row - i * kClasses;
+      Held& vector = held[number][i];
+      vector = Held::filled(Operation::nothing());
+      if (i < whole || left > 0 || (left == 0 && there >= kVector))
+        vector = Held::load(from);
+      else if (left == 0)  // nothing may follow in memory
+        vector = Held::load_part(from, 0, there, vector);
+    }
+  });
+
+  float largest[kVector], sum[kVector];  // of the thread's own columns
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) largest[k] = Operation::nothing(), sum[k] = 0;
+  each_class<kClasses>([&](auto number, auto shift) {
+    Held most = held[number][0];
+#pragma unroll
+    for (int i = 1; i < kRows; ++i) most = most.larger(held[number][i]);
+    float shifted[kVector], own[kVector];
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) shifted[k] = most.widened(k);
+    to_own<shift>(shifted, own, lane);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) largest[k] = larger(largest[k], own[k]);
+  });
+  each_class<kClasses>([&](auto number, auto shift) {
+    float max[kVector], shifted[kVector], own[kVector];
+    from_own<shift>(largest, max, lane);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      typename Operation::Term terms[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) terms[i] = held[number][i].widened(k);
+      State state;
+      state.max = max[k];
+      operation.template add<kRows>(state, terms);
+      shifted[k] = state.sum;
+    }
+    to_own<shift>(shifted, own, lane);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) sum[k] += own[k];
+  });
+  each_class<kClasses>([&](auto number, auto shift) {
+    float max_there[kVector], sum_there[kVector];
+    from_own<shift>(largest, max_there, lane);
+    from_own<shift>(sum, sum_there, lane);
+    typename Operation::Finish finish[kVector];
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      State state;
+      state.max = max_there[k], state.sum = sum_there[k];
+      finish[k] = operation.finish(state);
+    }
+    const int row = first_row(shift), first = thread.vector * kVector - shift;
+    const int begin = max(-first, 0), end = min(arguments.strip - first, kVector);
+    if (!thread.stores || begin >= end) return;
+    Result* to = result + row * result_stride + first;
+    operation.with_log([&](auto log) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i, to += kClasses * result_stride) {
+        if (i >= whole && row + i * kClasses >= arguments.dim) break;
+        const auto vector =
+            Vec<Result, kVector>::narrowed([&](int k) { return finish[k].again(held[number][i].widened(k), log); });
+        if (end - begin == kVector)
+          vector.store(to);
+        else
+          vector.store_part(to, begin, end);
+      }
+    });
+  });
+}
+
+// kDim: rows at most.
+template <typename Operation, int kClasses, int kDim>
+__global__ void __launch_bounds__(tuning::kShiftedBlock, tuning::shifted_blocks(kDim))
+    shifted_columns(const __grid_constant__ ShiftedArguments<Operation> arguments) {
+  if constexpr (kHasAllKernels)
+    take_shifted<Operation, kClasses, kDim / kClasses>(arguments);
+  else
+    never_launched();
+}
+
+// Calls visitor(dim), a constant: that of the kernel that holds so many rows.
+template <typename Source, typename Visitor>
+void visit_shifted_rows(int dim, const Visitor& visitor) {
+  const int rows = tuning::shifted_rows(sizeof(Source), dim);
+  visit_int<0, tuning::kShiftedRows.size() - 1>(
+      static_cast<int>(std::find(tuning::kShiftedRows.begin(), tuning::kShiftedRows.end(), rows) -
+                       tuning::kShiftedRows.begin()),
+      [&](auto number) {
+        constexpr int kDim = tuning::kShiftedRows[number];
+        if constexpr (tuning::has_shifted_rows(sizeof(Source), kDim)) visitor(std::integral_constant<int, kDim>{});
+      });
+}
+
+}  // namespace
+
+void launch_shifted(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+  visit_operation(problem, [&]<typename Operation>() {
+    using Source = typename Operation::Source;
+    using Result = typename Operation::Result;
+    if constexpr (tuning::columns_may_be_shifted(sizeof(Source), sizeof(Result), Operation::kDirection,
+                                                 Operation::kFused)) {
+      ShiftedArguments<Operation> arguments{};
+      arguments.source = static_cast<const Source*>(pointers.source);
+      arguments.result = static_cast<Result*>(pointers.result);
+      for (const int operand : {kSource, kResult}) {
+        arguments.outer_stride[operand] = problem.outer.rank == 0 ? 0 : problem.outer.groups[0].stride[operand];
+        arguments.dim_stride[operand] = problem.dim.groups[0].stride[operand];
+      }
+      arguments.strips = static_cast<int>(problem.outer.size);
+      arguments.strip = static_cast<int>(problem.inner.size);
+      arguments.dim = static_cast<int>(problem.dim.size);
+      arguments.warps = work::Divider(work::shifted_warps(problem.inner.size, kVector));
+      arguments.fusing.operation.log = is_log(problem);
+      visit_int<1, tuning::shifted_most_step(sizeof(Source))>(shift_step(problem), [&](auto step) {
+        visit_shifted_rows<Source>(plan.items, [&](auto dim) {
+          launch_grid<shifted_columns<Operation, kVector / step, dim>>(arguments, plan, pointers, stream);
+        });
+      });
+    } else {
+      throw std::logic_error("no kernel is compiled for columns that are shifted, of such a problem");
+    }
+  });
+}
+
+}  // namespace ndsoftmax::cuda
