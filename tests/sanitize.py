@@ -3,9 +3,9 @@
 `sanitize.py 2/8` runs every eighth of the problems, beginning with the second: several processes share the work.
 `sanitize.py 2/8 narrow` leaves out what takes clusters of 16 blocks, where synccheck (2025.3) reads illegal
 addresses and misses waits, also in kernels that it finds nothing in where clusters are smaller.
-All that our kernels read was copied from the host or written by them, and all that is compared is on the host: initcheck,
-told to watch them alone, would take what torch's kernels write for uninitialized (and told to watch those as well, it
-makes some of them fail).
+All that our kernels read was copied from the host or written by them, and all that is compared is on the host:
+initcheck, told to watch them alone, would take what torch's kernels write for uninitialized (and told to watch those as
+well, it makes some of them fail).
 """
 
 import os

@@ -110,6 +110,10 @@ def test_columns_whose_vectors_begin_elsewhere_in_each_row(dim: int, inner: int,
     x = normal((outer, dim, inner)).to(dtype)
     assert_forward_and_backward(x.clone().requires_grad_(), log=log)
     assert_forward_and_backward(x[:, :, :-4].requires_grad_(), log=log)  # with gaps between rows
+    for column, value in ((1, torch.nan), (30, torch.inf), (61, -torch.inf)):
+        x[1, 2, column] = value
+    x[2, :, 7] = x[1, 1:, 240] = -torch.inf
+    assert_forward((ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x, 1), x, 1, log=log)
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -42,7 +42,8 @@ struct Plan {
   Regime regime = Regime::warp;
   bool staged = false;    // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors;
                           // cluster: rows stay there; strided: tiles lie there, or else threads hold columns
-  bool ragged = false;    // rows begin or end within a vector; warp, staged: lanes have an element beyond their items
+  bool ragged = false;    // rows begin or end within a vector; warp, staged: lanes have an element beyond their items;
+                          // strided: vectors of columns begin elsewhere in each row
   bool together = false;  // rows follow each other that share a mask or a bias, so that caches have it: see
                           // rows_in_order()
   bool meets = false;  // strided, read twice: all blocks run at once, meet between the passes, and keep meanwhile what

@@ -32,7 +32,7 @@ void launch_block(const Problem& problem, const Plan& plan, const Pointers& poin
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_columns(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
-void launch_shifted(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+void launch_staggered(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 
 }  // namespace ndsoftmax::cuda

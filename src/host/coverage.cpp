@@ -181,21 +181,19 @@ void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {
     }
 }
 
-void walk_shifted_columns(const Problem& problem, const Plan& plan, Counts& counts) {
-  const std::int64_t warps = work::shifted_warps(problem.inner.size, plan.vector);
-  const int classes = plan.vector / shift_step(problem);
-  const auto stride = static_cast<int>(problem.dim.groups[0].stride[kSource]);
+void walk_staggered_columns(const Problem& problem, const Plan& plan, Counts& counts) {
+  const std::int64_t warps = work::staggered_warps(problem.inner.size, plan.vector);
+  const int classes = plan.vector / stagger_step(problem);
   for (std::int64_t warp = 0; warp < problem.outer.size * warps; ++warp)
     for (int lane = 0; lane < tuning::kWarp; ++lane) {
       const std::int64_t outer = warp / warps;
-      const work::ShiftedThread thread = work::shifted_thread(static_cast<int>(warp % warps), lane);
+      const work::StaggeredThread thread = work::staggered_thread(static_cast<int>(warp % warps), lane);
       if (!thread.stores) continue;
-      const std::int64_t begin = problem.outer.rank == 0 ? 0 : outer * problem.outer.groups[0].stride[kSource];
       for (int shift = 0; shift < plan.vector; shift += plan.vector / classes) {
-        const int further = (shift - static_cast<int>(begin & (plan.vector - 1))) * classes / plan.vector;
         const std::int64_t first = std::int64_t{thread.vector} * plan.vector - shift;
-        for (std::int64_t row = work::first_row_of_class(further, stride * classes / plan.vector, classes);
-             row < problem.dim.size; row += classes)
+        const int first_row = work::first_staggered_row(shift, outer * problem.outer.groups[0].stride[kSource],
+                                                        problem.dim.groups[0].stride[kSource], plan.vector, classes);
+        for (std::int64_t row = first_row; row < problem.dim.size; row += classes)
           for (std::int64_t k = std::max<std::int64_t>(first, 0); k < std::min(first + plan.vector, problem.inner.size);
                ++k)
             counts.columns(outer * problem.inner.size + k, 1, row);
@@ -264,8 +262,8 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
     case Regime::online: walk_online_rows(problem, plan, counts); break;
     case Regime::split: walk_split_rows(problem, plan, counts); break;
     case Regime::strided:
-      if (shifts_columns(plan))
-        walk_shifted_columns(problem, plan, counts);
+      if (staggers_columns(plan))
+        walk_staggered_columns(problem, plan, counts);
       else if (holds_columns(plan))
         walk_columns(problem, plan, counts);
       else if (plan.passes == 1)

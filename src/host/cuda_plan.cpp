@@ -837,9 +837,11 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
 // columns the time is latency, which grows with what a thread has.
 bool folds_cheaper(const Problem& problem, const Device& device, const Plan& folded, const Plan& words) {
   const int states = folded.threads_per_row * columns_layout(problem, folded).fold.elements;
+  // those of short strips may be more than they must, a power of two, which spares them time
   const std::int64_t fewest = divide_up(problem.dim.size, tuning::kColumnWordsKernels[tuning::kWordsKernel].vectors);
+  const std::int64_t threads = std::has_single_bit(static_cast<std::uint64_t>(fewest)) ? words.threads_per_row : fewest;
   return problem.direction == Direction::forward && folded.grid >= device.multiprocessors &&
-         folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * fewest;
+         folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * threads;
 }
 
 // The same where words would be shifted in every other row: if the strip is short, a vector spares them that, too.
@@ -855,12 +857,13 @@ bool suits_singles(const Problem& problem) {
 }
 
 // Vectors of columns that begin elsewhere in each row, as threads can hold all of dim.
-std::optional<Plan> shifted_plan(const Problem& problem, const Device& device) {
-  constexpr int kVector = tuning::kShiftedVector;
-  const int bytes = size_of(problem.source), rows = tuning::shifted_rows(bytes, problem.dim.size);
-  if (!tuning::columns_may_be_shifted(bytes, size_of(problem.result), problem.direction, problem.fused.any) ||
+std::optional<Plan> staggered_plan(const Problem& problem, const Device& device) {
+  constexpr int kVector = tuning::kStaggeredVector;
+  const int bytes = size_of(problem.source), rows = tuning::staggered_rows(bytes, problem.dim.size);
+  if (!tuning::columns_may_be_staggered(bytes, size_of(problem.result), problem.direction, problem.fused.any) ||
       problem.in_place || problem.outer.rank > 1 || problem.dim.rank != 1 || problem.inner.rank != 1 ||
-      problem.dim.size < tuning::kShiftedMinDim || rows == 0 || shift_step(problem) > tuning::shifted_most_step(bytes))
+      problem.dim.size < tuning::kStaggeredMinDim || rows == 0 ||
+      stagger_step(problem) > tuning::staggered_most_step(bytes))
     return {};
   for (const int operand : {kSource, kResult}) {
     if (problem.inner.groups[0].stride[operand] != 1 || !starts_on_vector(problem, operand, kVector)) return {};
@@ -876,17 +879,12 @@ std::optional<Plan> shifted_plan(const Problem& problem, const Device& device) {
   plan.ragged = true;
   plan.vector = kVector;
   plan.items = static_cast<int>(problem.dim.size);
-  plan.block = tuning::kShiftedBlock;
-  plan.rows_per_block = plan.block * kVector;
-  const std::int64_t strip = problem.inner.size, warps = work::shifted_warps(strip, kVector);
+  plan.block = tuning::kStaggeredBlock;
+  plan.rows_per_block = plan.block / kWarp * (kWarp - 2) * kVector;
+  const std::int64_t strip = problem.inner.size, warps = work::staggered_warps(strip, kVector);
   plan.grid = divide_up(problem.outer.size * warps, plan.block / kWarp);
-  const std::int64_t resident = std::int64_t{tuning::shifted_blocks(rows)} * device.multiprocessors;
-  const auto part = [](std::int64_t of_these, std::int64_t there) {
-    return static_cast<double>(there) / static_cast<double>(of_these);
-  };
-  if (plan.grid <= tuning::kShiftedWaves * resident ||
-      part(divide_up(plan.grid, resident) * resident, plan.grid) < tuning::kShiftedLastWave ||
-      part(warps * kWarp * kVector, strip) < tuning::kShiftedLanes ||
+  if (plan.grid < std::int64_t{tuning::kStaggeredMinBlocks} * device.multiprocessors ||
+      strip < tuning::kStaggeredMinColumns * warps ||
       std::max(strip, problem.outer.size * warps) > std::numeric_limits<int>::max() / 2)
     return {};
   plan.why =
@@ -1089,7 +1087,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   } else if (!fuses_in_place(problem)) {
     plan.why = "16 bits would round what is added: online softmax over columns, then a second pass";
   } else {
-    if (const auto shifted = shifted_plan(problem, device)) return *shifted;
+    if (const auto shifted = staggered_plan(problem, device)) return *shifted;
     const auto held = columns_plan(problem, device, architecture);
     if (held && !(shifts_strips(problem, *held) && problem.direction == Direction::forward)) return *held;
     const auto tile = tile_plan(problem, device, architecture);
@@ -1183,8 +1181,8 @@ Plan without_meeting(const Problem& problem, const Plan& plan) {
   return two_launches;
 }
 
-int shift_step(const Problem& problem) {
-  constexpr std::int64_t kVector = tuning::kShiftedVector;
+int stagger_step(const Problem& problem) {
+  constexpr std::int64_t kVector = tuning::kStaggeredVector;
   const std::int64_t step = std::gcd(problem.dim.groups[0].stride[kSource], kVector);
   const bool alike = problem.outer.rank == 0 || problem.outer.groups[0].stride[kSource] % step == 0;
   return static_cast<int>(alike ? step : kVector);

@@ -73,10 +73,11 @@ bool has_masked_kernels(const Problem& problem);
 // Whether a strided plan holds columns in registers, which has its own kernel.
 inline bool holds_columns(const Plan& plan) { return plan.passes == 1 && !plan.staged; }
 
-// Whether these are vectors that are shifted, which again has its own.
-inline bool shifts_columns(const Plan& plan) { return holds_columns(plan) && plan.ragged; }
-// How far the least shift of rows is from the next.
-int shift_step(const Problem& problem);
+// Whether these are vectors that begin elsewhere in each row, which again has its own.
+inline bool staggers_columns(const Plan& plan) { return holds_columns(plan) && plan.ragged; }
+// By multiples of how many columns their shifts differ: 1 or 2, or as many as a vector has, where vectors are not to be
+// staggered.
+int stagger_step(const Problem& problem);
 
 // Where the columns that such a plan holds lie, in vectors.
 struct ColumnsLayout {

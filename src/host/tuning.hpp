@@ -499,36 +499,35 @@ inline constexpr int kColumnsWholeBlock = 256;
 // Forward, many columns of a short dim, which threads hold: vectors of four that begin elsewhere in each row rather
 // than words (an H100 takes for 16 x 21 x 263169 of float32 252 us, by words 278; 4 x 32 x 1048577 390, 463; 4 x 13 x
 // 5162217 of 16 bits 420, single columns 534). Backward, words take no longer.
-inline constexpr int kShiftedVector = 4, kShiftedBlock = 128;
-constexpr bool columns_may_be_shifted(int source_bytes, int result_bytes, Direction direction, bool fused) {
+inline constexpr int kStaggeredVector = 4, kStaggeredBlock = 128;
+constexpr bool columns_may_be_staggered(int source_bytes, int result_bytes, Direction direction, bool fused) {
   return direction == Direction::forward && source_bytes == result_bytes && source_bytes < 8 && !fused;
 }
 // Rows that kernels hold. Those that a problem does not have cost 16 bits, whose bound is instructions, as much as
 // others; of more than 20 words take as long (20 x 30 x 99999: 96.2 us, words 94.8).
-inline constexpr Array kShiftedRows{4, 8, 12, 16, 20, 24, 32};
-inline constexpr int kShiftedMinDim = 3;
-constexpr bool has_shifted_rows(int source_bytes, int rows) { return source_bytes == 2 ? rows <= 20 : rows != 20; }
+inline constexpr Array kStaggeredRows{4, 8, 12, 16, 20, 24, 32};
+inline constexpr int kStaggeredMinDim = 3;
+constexpr bool has_staggered_rows(int source_bytes, int rows) { return source_bytes == 2 ? rows <= 20 : rows != 20; }
 // The first of them that are enough; 0, where none are.
-constexpr int shifted_rows(int source_bytes, std::int64_t dim) {
-  for (const int rows : kShiftedRows)
-    if (rows >= dim && has_shifted_rows(source_bytes, rows)) return rows;
+constexpr int staggered_rows(int source_bytes, std::int64_t dim) {
+  for (const int rows : kStaggeredRows)
+    if (rows >= dim && has_staggered_rows(source_bytes, rows)) return rows;
   return 0;
 }
-// The columns by which a row's vectors are shifted further than those of the row before are a multiple of this: of 16
-// bits 1, as there are words for 2.
-constexpr int shifted_most_step(int source_bytes) { return source_bytes == 2 ? 1 : 2; }
+// The most that stagger_step() may be: of 16 bits there are words for 2.
+constexpr int staggered_most_step(int source_bytes) { return source_bytes == 2 ? 1 : 2; }
 // Blocks on a multiprocessor: of threads that have four registers for each row, as it was loaded or as it is widened,
 // and what else they need.
-constexpr int shifted_blocks(int rows) {
-  const int blocks = (64 << 10) / (kShiftedBlock * (kShiftedVector * rows + 40));
+constexpr int staggered_blocks(int rows) {
+  const int blocks = (64 << 10) / (kStaggeredBlock * (kStaggeredVector * rows + 40));
   return blocks < 8 ? blocks : 8;
 }
-// A thread has much to do: few waves of blocks, or a last one that is nearly empty, leave too much of a GPU idle (32 x
-// 17 x 30001 of float32, 5.1 waves: 54.0 us, words 49.1; 32 x 13 x 30001, 3.8: 40.0, 39.4; 3000 x 16 x
-// 477, 5.7: 67.4, 74.6).
-inline constexpr int kShiftedWaves = 4;
-inline constexpr double kShiftedLastWave = 0.9;  // of all waves, that have blocks
-inline constexpr double kShiftedLanes = 0.9;     // of a warp, that have columns, at least
+// Blocks of a multiprocessor, at least: as each thread has much to do, the last ones of fewer leave too much of a GPU
+// idle (32 x 17 x 30001 of float32, 15 of them: 54.0 us, words 49.1; 3000 x 16 x 477, 23: 67.4, 74.6).
+inline constexpr int kStaggeredMinBlocks = 22;
+// Columns of a warp, at least, of the 120 that it has room for (8000 x 13 x 239 of float32, also of 120: 87 us, words
+// 80).
+inline constexpr int kStaggeredMinColumns = 115;
 
 // Bytes of neighbouring columns, threads of a block, and blocks that share dim: the first that holds a column is taken.
 // Several blocks on a multiprocessor, of which some load while others exponentiate, are worth more than long segments,

@@ -95,24 +95,29 @@ NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, std::int64_t inner, int byt
   return static_cast<unsigned>(column - before) < static_cast<unsigned>(step);
 }
 
-// Columns whose vectors begin elsewhere in each row: a warp has a vector of a strip for each lane. The first and the
-// last of them only tell their neighbours what they know: other warps store them.
-struct ShiftedThread {
+// Columns whose vectors begin elsewhere in each row, up to vector - 1 columns earlier, the row's shift: a warp has a
+// vector of a strip for each lane. The first and the last of them only tell their neighbours what they know: other
+// warps store them.
+struct StaggeredThread {
   int vector;
   bool stores;
 };
-NDSOFTMAX_HOST_DEVICE ShiftedThread shifted_thread(int warp, int lane) {
+NDSOFTMAX_HOST_DEVICE StaggeredThread staggered_thread(int warp, int lane) {
   return {warp * (tuning::kWarp - 2) + lane - 1, lane > 0 && lane < tuning::kWarp - 1};
 }
 // Warps of a strip, whose vectors are one more where they begin before it.
-NDSOFTMAX_HOST_DEVICE std::int64_t shifted_warps(std::int64_t strip, int vector) {
+NDSOFTMAX_HOST_DEVICE std::int64_t staggered_warps(std::int64_t strip, int vector) {
   const std::int64_t vectors = (strip + vector - 2) / vector + 1;
   return (vectors + tuning::kWarp - 3) / (tuning::kWarp - 2);
 }
-// Rows whose vectors are shifted alike are a class, of two or four. The first row of the class that is so many further
-// than that of row 0, where each row's is `stride` further than that of the row before: an odd number, its own inverse.
-NDSOFTMAX_HOST_DEVICE int first_row_of_class(int further, int stride, int classes) {
-  return further * stride & (classes - 1);
+// Rows of the same shift are a class, of two or four. The first row of a class; row 0 begins at element `first`, and
+// the next one `stride` elements further, an odd number of steps from one shift to the next: that is its own inverse.
+NDSOFTMAX_HOST_DEVICE int first_staggered_row(int shift, std::int64_t first, std::int64_t stride, int vector,
+                                              int classes) {
+  const auto steps = [&](std::int64_t elements) {
+    return static_cast<int>(elements & (vector - 1)) * classes / vector;
+  };
+  return (steps(shift) - steps(first)) * steps(stride) & (classes - 1);
 }
 
 // Columns that are read twice: a block takes so many elements of dim in a step, and `splits` blocks take turns, so that

@@ -384,7 +384,7 @@ std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector
            (chosen.regime == Regime::cluster && chosen.passes > 1 ? ", twice" : "") +
            (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
            (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
-           (chosen.regime == Regime::strided && shifts_columns(chosen) ? ", shifted" : "") +
+           (chosen.regime == Regime::strided && staggers_columns(chosen) ? ", staggered" : "") +
            (chosen.meets ? ", meeting" : "") + (call.problem.fused.any ? ", fused" : "")];
     ++runs["total"];
   };

@@ -1,14 +1,16 @@
 // Strided regime, columns of a short dim that no vectors divide, where they are many. A thread holds all of dim. Its
-// vectors begin where memory has vectors, which is some columns earlier in one row than in the next: they are shifted.
-// Rows that are shifted alike are a class. Each class has maxima and sums of its vectors' columns; lanes exchange them
-// for those of their own columns, which are the vector's where nothing is shifted, to combine all classes, and exchange
+// vectors are staggered: they begin where memory has vectors, which is up to three columns earlier, a row's shift. Rows
+// of the same shift are a class. Each class has maxima and sums of its vectors' columns; lanes exchange them
+// for those of their own columns, which are the vector's where the shift is 0, to combine all classes, and exchange
 // back. So all that is loaded and stored are vectors, and there is no barrier: vectors that a warp needs of its
 // neighbours it loads as well, and lets them store.
 //
 // What bounds it is memory; 16 bits are close to instructions. Exponentials are computed twice, which spares registers.
 //
-// Assumes: forward, nothing fused, not in place; outer, dim and inner are one group each; the source and the result are
-// shifted alike.
+// A warp's pieces of a row begin and end within sectors: the other part is its neighbour's, who stores it soon enough.
+//
+// Assumes: forward, nothing fused, not in place; outer, dim and inner are one group each; the source and the result
+// have the same shifts.
 #include <algorithm>
 
 #include "cuda/async.cuh"
@@ -18,10 +20,10 @@
 namespace ndsoftmax::cuda {
 namespace {
 
-constexpr int kVector = tuning::kShiftedVector;
+constexpr int kVector = tuning::kStaggeredVector;
 
 template <typename Operation>
-struct ShiftedArguments {
+struct StaggeredArguments {
   const typename Operation::Source* source;
   typename Operation::Result* result;
   std::int64_t first_block;
@@ -57,12 +59,11 @@ __device__ __forceinline__ void each_class(const Visit& visit) {
 }
 
 template <typename Operation, int kClasses, int kRows>
-__device__ __forceinline__ void take_shifted(const ShiftedArguments<Operation>& arguments) {
+__device__ __forceinline__ void take_staggered(const StaggeredArguments<Operation>& arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using State = typename Operation::State;
   using Held = Vec<Source, kVector>;
-  constexpr int kStep = kVector / kClasses;
   const Operation operation = arguments.fusing.operation;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto warp = static_cast<int>((arguments.first_block + blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp);
@@ -70,14 +71,12 @@ __device__ __forceinline__ void take_shifted(const ShiftedArguments<Operation>& 
   await_kernel_before();
   let_next_kernel_begin();
   if (strip >= arguments.strips) return;
-  const work::ShiftedThread thread = work::shifted_thread(warp - strip * arguments.warps.size, lane);
+  const work::StaggeredThread thread = work::staggered_thread(warp - strip * arguments.warps.size, lane);
   const std::int64_t source_stride = arguments.dim_stride[kSource], result_stride = arguments.dim_stride[kResult];
   const Source* const source = arguments.source + strip * arguments.outer_stride[kSource];
   Result* const result = arguments.result + strip * arguments.outer_stride[kResult];
-  const int shift_of_first = static_cast<int>(strip * arguments.outer_stride[kSource]) & (kVector - 1);
   const auto first_row = [&](int shift) {
-    return work::first_row_of_class((shift - shift_of_first) / kStep, static_cast<int>(source_stride / kStep),
-                                    kClasses);
+    return work::first_staggered_row(shift, strip * arguments.outer_stride[kSource], source_stride, kVector, kClasses);
   };
   const int whole = (arguments.dim - 1) / kClasses;  // rows that each class has, besides the last of all
 
@@ -130,17 +129,24 @@ __device__ __forceinline__ void take_shifted(const ShiftedArguments<Operation>& 
 #pragma unroll
     for (int k = 0; k < kVector; ++k) sum[k] += own[k];
   });
-  each_class<kClasses>([&](auto number, auto shift) {
-    float max_there[kVector], sum_there[kVector];
-    from_own<shift>(largest, max_there, lane);
-    from_own<shift>(sum, sum_there, lane);
-    typename Operation::Finish finish[kVector];
+
+  float scale[kVector], from_result[kVector];
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      State state;
-      state.max = max_there[k], state.sum = sum_there[k];
-      finish[k] = operation.finish(state);
-    }
+  for (int k = 0; k < kVector; ++k) {
+    State state;
+    state.max = largest[k], state.sum = sum[k];
+    const auto finish = operation.finish(state);
+    scale[k] = finish.scale, from_result[k] = finish.from_result;
+  }
+  each_class<kClasses>([&](auto number, auto shift) {
+    float max_there[kVector], scale_there[kVector], from_result_there[kVector];
+    from_own<shift>(largest, max_there, lane);
+    from_own<shift>(scale, scale_there, lane);
+    from_own<shift>(from_result, from_result_there, lane);
+    typename Operation::Finish finish[kVector];  // as far as again() takes it
+#pragma unroll
+    for (int k = 0; k < kVector; ++k)
+      finish[k] = {.max = max_there[k], .scale = scale_there[k], .from_result = from_result_there[k]};
     const int row = first_row(shift), first = thread.vector * kVector - shift;
     const int begin = max(-first, 0), end = min(arguments.strip - first, kVector);
     if (!thread.stores || begin >= end) return;
@@ -162,36 +168,36 @@ __device__ __forceinline__ void take_shifted(const ShiftedArguments<Operation>& 
 
 // kDim: rows at most.
 template <typename Operation, int kClasses, int kDim>
-__global__ void __launch_bounds__(tuning::kShiftedBlock, tuning::shifted_blocks(kDim))
-    shifted_columns(const __grid_constant__ ShiftedArguments<Operation> arguments) {
+__global__ void __launch_bounds__(tuning::kStaggeredBlock, tuning::staggered_blocks(kDim))
+    staggered_columns(const __grid_constant__ StaggeredArguments<Operation> arguments) {
   if constexpr (kHasAllKernels)
-    take_shifted<Operation, kClasses, kDim / kClasses>(arguments);
+    take_staggered<Operation, kClasses, kDim / kClasses>(arguments);
   else
     never_launched();
 }
 
 // Calls visitor(dim), a constant: that of the kernel that holds so many rows.
 template <typename Source, typename Visitor>
-void visit_shifted_rows(int dim, const Visitor& visitor) {
-  const int rows = tuning::shifted_rows(sizeof(Source), dim);
-  visit_int<0, tuning::kShiftedRows.size() - 1>(
-      static_cast<int>(std::find(tuning::kShiftedRows.begin(), tuning::kShiftedRows.end(), rows) -
-                       tuning::kShiftedRows.begin()),
+void visit_staggered_rows(int dim, const Visitor& visitor) {
+  const int rows = tuning::staggered_rows(sizeof(Source), dim);
+  visit_int<0, tuning::kStaggeredRows.size() - 1>(
+      static_cast<int>(std::find(tuning::kStaggeredRows.begin(), tuning::kStaggeredRows.end(), rows) -
+                       tuning::kStaggeredRows.begin()),
       [&](auto number) {
-        constexpr int kDim = tuning::kShiftedRows[number];
-        if constexpr (tuning::has_shifted_rows(sizeof(Source), kDim)) visitor(std::integral_constant<int, kDim>{});
+        constexpr int kDim = tuning::kStaggeredRows[number];
+        if constexpr (tuning::has_staggered_rows(sizeof(Source), kDim)) visitor(std::integral_constant<int, kDim>{});
       });
 }
 
 }  // namespace
 
-void launch_shifted(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
+void launch_staggered(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   visit_operation(problem, [&]<typename Operation>() {
     using Source = typename Operation::Source;
     using Result = typename Operation::Result;
-    if constexpr (tuning::columns_may_be_shifted(sizeof(Source), sizeof(Result), Operation::kDirection,
-                                                 Operation::kFused)) {
-      ShiftedArguments<Operation> arguments{};
+    if constexpr (tuning::columns_may_be_staggered(sizeof(Source), sizeof(Result), Operation::kDirection,
+                                                   Operation::kFused)) {
+      StaggeredArguments<Operation> arguments{};
       arguments.source = static_cast<const Source*>(pointers.source);
       arguments.result = static_cast<Result*>(pointers.result);
       for (const int operand : {kSource, kResult}) {
@@ -201,15 +207,15 @@ void launch_shifted(const Problem& problem, const Plan& plan, const Pointers& po
       arguments.strips = static_cast<int>(problem.outer.size);
       arguments.strip = static_cast<int>(problem.inner.size);
       arguments.dim = static_cast<int>(problem.dim.size);
-      arguments.warps = work::Divider(work::shifted_warps(problem.inner.size, kVector));
+      arguments.warps = work::Divider(work::staggered_warps(problem.inner.size, kVector));
       arguments.fusing.operation.log = is_log(problem);
-      visit_int<1, tuning::shifted_most_step(sizeof(Source))>(shift_step(problem), [&](auto step) {
-        visit_shifted_rows<Source>(plan.items, [&](auto dim) {
-          launch_grid<shifted_columns<Operation, kVector / step, dim>>(arguments, plan, pointers, stream);
+      visit_int<1, tuning::staggered_most_step(sizeof(Source))>(stagger_step(problem), [&](auto step) {
+        visit_staggered_rows<Source>(plan.items, [&](auto dim) {
+          launch_grid<staggered_columns<Operation, kVector / step, dim>>(arguments, plan, pointers, stream);
         });
       });
     } else {
-      throw std::logic_error("no kernel is compiled for columns that are shifted, of such a problem");
+      throw std::logic_error("no kernel is compiled for staggered columns of such a problem");
     }
   });
 }
