@@ -253,14 +253,11 @@ int main() {
   CHECK(runs["strided, folded, twice"] > 40);
   CHECK(runs["strided, folded, twice, meeting"] > 3);
   // columns so many that vectors of them are staggered, with gaps between rows and slabs and without
-  const std::vector<testing::Case> staggered{{{2, 3, 9001}, {}, {1}},
-                                             {{2, 8, 8279}, {8 * 8283, 8283, 1}, {1}},
-                                             {{6, 10, 2514}, {}, {1}},
-                                             {{5, 12, 2635}, {12 * 2641 + 5, 2641, 1}, {1}},
-                                             {{3, 16, 4793}, {}, {1}, 0, true},
-                                             {{4, 20, 2997}, {}, {1}},
-                                             {{2, 21, 7078}, {}, {1}},
-                                             {{5, 27, 2277}, {27 * 2281 + 4, 2281, 1}, {1}}};
+  const std::vector<testing::Case> staggered{
+      {{2, 3, 9001}, {}, {1}},           {{2, 8, 8279}, {8 * 8283, 8283, 1}, {1}},
+      {{6, 10, 2514}, {}, {1}},          {{5, 12, 2635}, {12 * 2641 + 5, 2641, 1}, {1}},
+      {{3, 16, 4793}, {}, {1}, 0, true}, {{4, 20, 2997}, {}, {1}},
+      {{2, 21, 7078}, {}, {1}},          {{5, 27, 2277}, {27 * 2281 + 4, 2281, 1}, {1}}};
   runs = testing::run(staggered, {small}, 1000, launch);
   CHECK(runs["strided, staggered"] > 8);
   // masks alone, which are read in ways of their own: of so few shapes, each time with another mask and scale
