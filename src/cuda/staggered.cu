@@ -1,9 +1,9 @@
 // Strided regime, columns of a short dim that no vectors divide, where they are many. A thread holds all of dim. Its
 // vectors are staggered: they begin where memory has vectors, which is up to three columns earlier, a row's shift. Rows
-// of the same shift are a class. Each class has maxima and sums of its vectors' columns; lanes exchange them
-// for those of their own columns, which are the vector's where the shift is 0, to combine all classes, and exchange
-// back. So all that is loaded and stored are vectors, and there is no barrier: vectors that a warp needs of its
-// neighbours it loads as well, and lets them store.
+// of the same shift are a class. Each class has maxima and sums of its vectors' columns; lanes exchange them for those
+// of their own columns, which are the vector's where the shift is 0, to combine all classes, and exchange back. So all
+// that is loaded and stored are vectors, and there is no barrier: vectors that a warp needs of its neighbours it loads
+// as well, and lets them store.
 //
 // What bounds it is memory; 16 bits are close to instructions. Exponentials are computed twice, which spares registers.
 //
@@ -145,8 +145,7 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
     from_own<shift>(from_result, from_result_there, lane);
     typename Operation::Finish finish[kVector];  // as far as again() takes it
 #pragma unroll
-    for (int k = 0; k < kVector; ++k)
-      finish[k] = {.max = max_there[k], .scale = scale_there[k], .from_result = from_result_there[k]};
+    for (int k = 0; k < kVector; ++k) finish[k] = {max_there[k], 0, 1, scale_there[k], from_result_there[k]};
     const int row = first_row(shift), first = thread.vector * kVector - shift;
     const int begin = max(-first, 0), end = min(arguments.strip - first, kVector);
     if (!thread.stores || begin >= end) return;

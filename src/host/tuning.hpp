@@ -525,8 +525,7 @@ constexpr int staggered_blocks(int rows) {
 // Blocks of a multiprocessor, at least: as each thread has much to do, the last ones of fewer leave too much of a GPU
 // idle (32 x 17 x 30001 of float32, 15 of them: 54.0 us, words 49.1; 3000 x 16 x 477, 23: 67.4, 74.6).
 inline constexpr int kStaggeredMinBlocks = 22;
-// Columns of a warp, at least, of the 120 that it has room for (8000 x 13 x 239 of float32, also of 120: 87 us, words
-// 80).
+// Columns of a warp, at least, of the 120 that it has room for (8000 x 13 x 239 of float32, 80 each: 87 us, words 80).
 inline constexpr int kStaggeredMinColumns = 115;
 
 // Bytes of neighbouring columns, threads of a block, and blocks that share dim: the first that holds a column is taken.
