@@ -356,11 +356,12 @@ class Call {
 // ------------------------------------------------------------------------------------------------ runs
 
 // Every case in all dtypes, forward and backward, plain and fused, as it is planned; of the plans that can be forced on
-// it one in `sparse`. launch(problem, plan, device, addresses). Prints how much of what was run, and returns it, and
-// the "total".
+// it one in `sparse`; where only some plans are `wanted`, of those alone. launch(problem, plan, device, addresses).
+// Prints how much of what was run, and returns it, and the "total".
 template <typename Launch>
-std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector<Device>& devices, unsigned sparse,
-                               const Launch& launch) {
+std::map<std::string, int> run(
+    const std::vector<Case>& cases, const std::vector<Device>& devices, unsigned sparse, const Launch& launch,
+    bool (*wanted)(const Plan&) = [](const Plan&) { return true; }) {
   const std::pair<DType, DType> pairs[] = {{DType::float32, DType::float32},  {DType::bfloat16, DType::bfloat16},
                                            {DType::float16, DType::float16},  {DType::float64, DType::float64},
                                            {DType::bfloat16, DType::float32}, {DType::float16, DType::float32}};
@@ -376,6 +377,7 @@ std::map<std::string, int> run(const std::vector<Case>& cases, const std::vector
     } catch (const std::invalid_argument&) {
       return;  // not for this regime
     }
+    if (!wanted(chosen)) return;
     if (regime && chosen.grid * chosen.block > 25'000) return;  // what suits few long rows, on many short ones: slow
     call.fill();
     launch(call.problem, chosen, device, call.addresses());

@@ -258,8 +258,8 @@ int main() {
       {{6, 10, 2514}, {}, {1}},          {{5, 12, 2635}, {12 * 2641 + 5, 2641, 1}, {1}},
       {{3, 16, 4793}, {}, {1}, 0, true}, {{4, 20, 2997}, {}, {1}},
       {{2, 21, 7078}, {}, {1}},          {{5, 27, 2277}, {27 * 2281 + 4, 2281, 1}, {1}}};
-  runs = testing::run(staggered, {small}, 1000, launch);
-  CHECK(runs["strided, staggered"] > 8);
+  runs = testing::run(staggered, {small}, 1000, launch, staggers_columns);
+  CHECK(runs["total"] == runs["strided, staggered"] && runs["total"] > 8);
   // masks alone, which are read in ways of their own: of so few shapes, each time with another mask and scale
   const std::vector<testing::Case> masked{{{2, 19, 72}, {}, {1}},  {{5, 11, 136}, {}, {1}}, {{80, 70}, {}, {1}},
                                           {{2, 3, 2048}, {}, {2}}, {{30, 2, 257}, {}, {2}}, {{2, 2, 9000}, {}, {2}}};
