@@ -278,7 +278,7 @@ def test_blocks_meet_between_two_passes(
 
 
 @pytest.mark.parametrize(
-    ("device", "shape", "dtype", "backward", "shifted"),
+    ("device", "shape", "dtype", "backward", "staggered"),
     [
         ("H200", (16, 21, 263_169), torch.float32, False, True),
         ("H200", (16, 21, 263_170), torch.float32, False, True),
@@ -297,12 +297,12 @@ def test_blocks_meet_between_two_passes(
     ],
 )
 def test_vectors_of_columns_begin_elsewhere_in_each_row(
-    device: str, shape: tuple[int, ...], dtype: torch.dtype, backward: bool, shifted: bool
+    device: str, shape: tuple[int, ...], dtype: torch.dtype, backward: bool, staggered: bool
 ) -> None:
     chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device=device, backward=backward)
     assert chosen.regime == "strided"
-    assert ("begin elsewhere" in chosen.why) == shifted
-    if shifted:
+    assert ("begin elsewhere" in chosen.why) == staggered
+    if staggered:
         assert (chosen.vector, chosen.items, chosen.threads_per_row, chosen.passes) == (4, shape[1], 1, 1)
 
 

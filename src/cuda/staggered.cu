@@ -11,8 +11,6 @@
 //
 // Assumes: forward, nothing fused, not in place; outer, dim and inner are one group each; the source and the result
 // have the same shifts.
-#include <algorithm>
-
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -175,19 +173,6 @@ __global__ void __launch_bounds__(tuning::kStaggeredBlock, tuning::staggered_blo
     never_launched();
 }
 
-// Calls visitor(dim), a constant: that of the kernel that holds so many rows.
-template <typename Source, typename Visitor>
-void visit_staggered_rows(int dim, const Visitor& visitor) {
-  const int rows = tuning::staggered_rows(sizeof(Source), dim);
-  visit_int<0, tuning::kStaggeredRows.size() - 1>(
-      static_cast<int>(std::find(tuning::kStaggeredRows.begin(), tuning::kStaggeredRows.end(), rows) -
-                       tuning::kStaggeredRows.begin()),
-      [&](auto number) {
-        constexpr int kDim = tuning::kStaggeredRows[number];
-        if constexpr (tuning::has_staggered_rows(sizeof(Source), kDim)) visitor(std::integral_constant<int, kDim>{});
-      });
-}
-
 }  // namespace
 
 void launch_staggered(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
@@ -209,8 +194,11 @@ void launch_staggered(const Problem& problem, const Plan& plan, const Pointers& 
       arguments.warps = work::Divider(work::staggered_warps(problem.inner.size, kVector));
       arguments.fusing.operation.log = is_log(problem);
       visit_int<1, tuning::staggered_most_step(sizeof(Source))>(stagger_step(problem), [&](auto step) {
-        visit_staggered_rows<Source>(plan.items, [&](auto dim) {
-          launch_grid<staggered_columns<Operation, kVector / step, dim>>(arguments, plan, pointers, stream);
+        constexpr int kLast = tuning::kStaggeredRows.size() - 1;
+        visit_int<0, kLast>(tuning::staggered_kernel(sizeof(Source), plan.items), [&](auto kernel) {
+          constexpr int kDim = tuning::kStaggeredRows[kernel];
+          if constexpr (tuning::has_staggered_rows(sizeof(Source), kDim))
+            launch_grid<staggered_columns<Operation, kVector / step, kDim>>(arguments, plan, pointers, stream);
         });
       });
     } else {

@@ -627,18 +627,23 @@ bool slabs_may_fold(const Problem& problem, int vector) {
   return rows_are_vectors(problem);
 }
 
-// Whether 16-bit columns can be held as words that begin a column earlier in rows that begin within a word: all
-// operands have to begin alike.
-bool words_may_shift(const Problem& problem) {
-  if (size_of(problem.source) != 2 || size_of(problem.result) != 2 || problem.dim.rank != 1) return false;
+// Whether rows of columns begin anywhere within vectors, or words, of so many, but alike in all operands: then what is
+// loaded and stored may begin some columns earlier.
+bool begin_alike(const Problem& problem, int vector) {
+  if (problem.dim.rank != 1) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
-    if (problem.inner.groups[0].stride[operand] != 1 || !starts_on_vector(problem, operand, 2)) return false;
+    if (problem.inner.groups[0].stride[operand] != 1 || !starts_on_vector(problem, operand, vector)) return false;
     for (const Axis* axis : {&problem.outer, &problem.dim})
       for (int group = 0; group < axis->rank; ++group)
-        if ((axis->groups[group].stride[operand] - axis->groups[group].stride[kSource]) % 2 != 0) return false;
+        if ((axis->groups[group].stride[operand] - axis->groups[group].stride[kSource]) % vector != 0) return false;
   }
   return true;
+}
+
+// Whether 16-bit columns can be held as words that begin a column earlier in rows that begin within a word.
+bool words_may_shift(const Problem& problem) {
+  return size_of(problem.source) == 2 && size_of(problem.result) == 2 && begin_alike(problem, 2);
 }
 
 // Else it holds words, or single columns.
@@ -859,21 +864,16 @@ bool suits_singles(const Problem& problem) {
 // Vectors of columns that begin elsewhere in each row, as threads can hold all of dim.
 std::optional<Plan> staggered_plan(const Problem& problem, const Device& device) {
   constexpr int kVector = tuning::kStaggeredVector;
-  const int bytes = size_of(problem.source), rows = tuning::staggered_rows(bytes, problem.dim.size);
+  const int bytes = size_of(problem.source);
   if (!tuning::columns_may_be_staggered(bytes, size_of(problem.result), problem.direction, problem.fused.any) ||
-      problem.in_place || problem.outer.rank > 1 || problem.dim.rank != 1 || problem.inner.rank != 1 ||
-      problem.dim.size < tuning::kStaggeredMinDim || rows == 0 ||
+      problem.in_place || problem.outer.rank > 1 || problem.inner.rank != 1 || !begin_alike(problem, kVector) ||
+      problem.dim.size < tuning::kStaggeredMinDim ||
+      tuning::staggered_kernel(bytes, problem.dim.size) == tuning::kStaggeredRows.size() ||
       stagger_step(problem) > tuning::staggered_most_step(bytes))
     return {};
-  for (const int operand : {kSource, kResult}) {
-    if (problem.inner.groups[0].stride[operand] != 1 || !starts_on_vector(problem, operand, kVector)) return {};
-    // what vectors have beyond the strip is what follows in memory
-    if (problem.dim.groups[0].stride[operand] < problem.inner.size) return {};
-    for (const Axis* axis : {&problem.outer, &problem.dim}) {
-      const auto& stride = axis->groups[0].stride;
-      if (stride[operand] < 0 || (stride[operand] - stride[kSource]) % kVector != 0) return {};
-    }
-  }
+  for (const int operand : {kSource, kResult})  // what vectors have beyond the strip is what follows in memory
+    if (problem.dim.groups[0].stride[operand] < problem.inner.size || problem.outer.groups[0].stride[operand] < 0)
+      return {};
   Plan plan;
   plan.regime = Regime::strided;
   plan.ragged = true;
@@ -1087,7 +1087,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   } else if (!fuses_in_place(problem)) {
     plan.why = "16 bits would round what is added: online softmax over columns, then a second pass";
   } else {
-    if (const auto shifted = staggered_plan(problem, device)) return *shifted;
+    if (const auto staggered = staggered_plan(problem, device)) return *staggered;
     const auto held = columns_plan(problem, device, architecture);
     if (held && !(shifts_strips(problem, *held) && problem.direction == Direction::forward)) return *held;
     const auto tile = tile_plan(problem, device, architecture);

@@ -508,11 +508,13 @@ constexpr bool columns_may_be_staggered(int source_bytes, int result_bytes, Dire
 inline constexpr Array kStaggeredRows{4, 8, 12, 16, 20, 24, 32};
 inline constexpr int kStaggeredMinDim = 3;
 constexpr bool has_staggered_rows(int source_bytes, int rows) { return source_bytes == 2 ? rows <= 20 : rows != 20; }
-// The first of them that are enough; 0, where none are.
-constexpr int staggered_rows(int source_bytes, std::int64_t dim) {
-  for (const int rows : kStaggeredRows)
-    if (rows >= dim && has_staggered_rows(source_bytes, rows)) return rows;
-  return 0;
+// The first of them that holds so many; their number, where none does.
+constexpr int staggered_kernel(int source_bytes, std::int64_t dim) {
+  int kernel = 0;
+  while (kernel < kStaggeredRows.size() &&
+         (kStaggeredRows[kernel] < dim || !has_staggered_rows(source_bytes, kStaggeredRows[kernel])))
+    ++kernel;
+  return kernel;
 }
 // The most that stagger_step() may be: of 16 bits there are words for 2.
 constexpr int staggered_most_step(int source_bytes) { return source_bytes == 2 ? 1 : 2; }

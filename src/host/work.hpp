@@ -63,8 +63,7 @@ struct Part {
   std::int64_t begin, end;
 };
 NDSOFTMAX_HOST_DEVICE Part part_of(std::int64_t total, std::int64_t part, std::int64_t parts) {
-  const std::int64_t size = (total + parts - 1) / parts;
-  const std::int64_t begin = part * size < total ? part * size : total;
+  const std::int64_t size = (total + parts - 1) / parts, begin = part * size < total ? part * size : total;
   return {begin, begin + size < total ? begin + size : total};
 }
 
