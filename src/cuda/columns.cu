@@ -79,6 +79,25 @@ struct alignas(std::min<std::size_t>(tuning::kVectorBytes, kVector * sizeof(type
   typename Operation::State state[kVector];
 };
 
+// The same there.
+template <typename Operation, int kVector>
+struct SpacedStates {
+  using States = VectorStates<Operation, kVector>;
+  using State = typename Operation::State;
+  unsigned char* bytes;
+
+  static constexpr int kGap = tuning::states_gap(sizeof(States)), kApart = sizeof(States) + kGap;
+
+  __device__ __forceinline__ States& of_vector(int vector) const {
+    return *reinterpret_cast<States*>(bytes + vector * kApart);
+  }
+  __device__ __forceinline__ State& of_column(int column) const {
+    if constexpr (kGap == 0) return reinterpret_cast<State*>(bytes)[column];
+    const auto number = static_cast<unsigned>(column);
+    return of_vector(static_cast<int>(number / kVector)).state[number % kVector];
+  }
+};
+
 // Combines the states of warps, of columns that are folded, and of the blocks of a cluster.
 template <typename Operation, int kVector, ColumnsForm kForm>
 class ColumnsExchange {
@@ -108,9 +127,9 @@ class ColumnsExchange {
     if constexpr (kShifts) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
-        if (speaks && place.exists && place.is_column(k)) shifted(of_teams(team), place)[k] = held.state[k];
+        if (speaks && place.exists && place.is_column(k)) of_teams(team).of_column(shifted(place) + k) = held.state[k];
     } else {
-      if (speaks) of_teams(team)[place.column] = held;
+      if (speaks) of_teams(team).of_vector(place.column) = held;
     }
   }
 
@@ -131,7 +150,7 @@ class ColumnsExchange {
     __syncthreads();
     if constexpr (kShifts)
       if (teams_ == 2 && cluster == 1) return of_two(place);
-    States* const whole = this->whole();
+    const Spaced whole = this->whole();
     // the first place of a column: folded ones have `fold` places, a strip apart
     const int strip = arguments_.strip.size, folded = strip << log2_fold;
     const auto first_place = [&](int i) {
@@ -139,26 +158,26 @@ class ColumnsExchange {
     };
     const auto give = [&](int i, int part, int parts, const State& state) {
       if (log2_fold == 0) {
-        if (part == 0) whole->state[i] = state;
+        if (part == 0) whole.of_column(i) = state;
         return;
       }
-      for (int copy = part; copy < fold; copy += parts) whole->state[first_place(i) + copy * strip] = state;
+      for (int copy = part; copy < fold; copy += parts) whole.of_column(first_place(i) + copy * strip) = state;
     };
     const auto of_team = [&](int i, int part) {
-      return of_teams(part >> log2_fold)->state[first_place(i) + (part & (fold - 1)) * strip];
+      return of_teams(part >> log2_fold).of_column(first_place(i) + (part & (fold - 1)) * strip);
     };
-    State* const of_blocks = of_teams(teams_)->state;
+    State* const of_blocks = reinterpret_cast<State*>(of_teams(teams_).bytes);
     const auto mine = static_cast<int>(blockIdx.x) - arguments_.cluster.quotient(blockIdx.x) * cluster;
     if (cluster > 1) ArrivalBarrier::await_cluster();
     const auto send = [&](int i, int part, int parts, const State& block) {
       if (cluster == 1) return give(i, part, parts, block);
       for (int rank = part; rank < cluster; rank += parts) complete_.send(block, of_blocks + mine * columns_ + i, rank);
     };
-    gather<State>(columns_, teams_ << log2_fold, arguments_.log2_parts[0], of_team, send);
+    gather<State, typename Operation::Result>(columns_, teams_ << log2_fold, arguments_.log2_parts[0], of_team, send);
     if (cluster > 1) {
       complete_.wait(columns_ * cluster * sizeof(State));
       const auto of_block = [&](int i, int rank) { return of_blocks[rank * columns_ + i]; };
-      gather<State>(columns_, cluster, arguments_.log2_parts[1], of_block, give);
+      gather<State, typename Operation::Result>(columns_, cluster, arguments_.log2_parts[1], of_block, give);
     }
     __syncthreads();
     return at(whole, place);
@@ -166,19 +185,22 @@ class ColumnsExchange {
 
  private:
   __device__ __forceinline__ int log2_fold() const { return kFolds ? arguments_.log2_fold : 0; }
-  __device__ __forceinline__ States* whole() const { return reinterpret_cast<States*>(dynamic_shared_memory()); }
-  __device__ __forceinline__ States* of_teams(int team) const { return whole() + (1 + team) * width_; }
+  using Spaced = SpacedStates<Operation, kVector>;
+  __device__ __forceinline__ Spaced whole() const { return {dynamic_shared_memory()}; }
+  __device__ __forceinline__ Spaced of_teams(int team) const {
+    return {dynamic_shared_memory() + (1 + team) * width_ * Spaced::kApart};
+  }
   // Columns of a tile lie a vector further, from where words may be shifted back.
   template <typename PlaceOf>
-  __device__ __forceinline__ static State* shifted(States* columns, const PlaceOf& place) {
-    return columns->state + ((place.column + 1) * kVector - place.shift);
+  __device__ __forceinline__ static int shifted(const PlaceOf& place) {
+    return (place.column + 1) * kVector - place.shift;
   }
   template <typename PlaceOf>
-  __device__ __forceinline__ static States at(States* columns, const PlaceOf& place) {
-    if constexpr (!kShifts) return columns[place.column];
+  __device__ __forceinline__ static States at(const Spaced& columns, const PlaceOf& place) {
+    if constexpr (!kShifts) return columns.of_vector(place.column);
     States states;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) states.state[k] = shifted(columns, place)[k];
+    for (int k = 0; k < kVector; ++k) states.state[k] = columns.of_column(shifted(place) + k);
     return states;
   }
 

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/exponential.cuh"
+#include "cuda/vec.cuh"
 #include "host/tuning.hpp"
 #include "ndsoftmax/state.hpp"
 
@@ -31,6 +33,12 @@ class CompensatedSum {
  private:
   Real sum_, lost_ = 0;
 };
+
+// The sum of a state, taken relative to `shift` instead: of 16-bit results as they can show it.
+template <typename Result, typename Real>
+__device__ __forceinline__ Real rescaled(const MaxSum<Real>& state, Real shift) {
+  return state.sum * Exponential<Result>::of(state.max - shift, 0, std::false_type{});
+}
 
 // Teams of `lanes` lanes whose numbers are `step` apart, both powers of two. The whole warp must call.
 struct Lanes {
@@ -72,14 +80,16 @@ struct Lanes {
     return state;
   }
 
-  // The same where states are sums of many terms each, so that a few small ones beside a large one amount to an ulp.
-  template <typename Real>
-  __device__ __forceinline__ MaxSum<Real> combine_exactly(MaxSum<Real> state) const {
+  // The same where states are sums of many terms each, so that a few small ones beside a large one amount to an ulp of
+  // 32 bits; 16 show neither that nor what the hardware's exponential is off by.
+  template <typename Result, typename Real>
+  __device__ __forceinline__ MaxSum<Real> combine_for(const MaxSum<Real>& state) const {
     const Real merged = max(state.max);
-    return {merged, sum_exactly(state.sum * MaxSum<Real>::rescale(state.max, merged))};
+    if constexpr (sizeof(Result) > 2) return {merged, sum_exactly(state.sum * MaxSum<Real>::rescale(state.max, merged))};
+    return {merged, sum(rescaled<Result>(state, MaxSum<Real>::shift(merged)))};
   }
-  template <typename Sums>
-  __device__ __forceinline__ Sums combine_exactly(const Sums& state) const {
+  template <typename Result, typename Sums>
+  __device__ __forceinline__ Sums combine_for(const Sums& state) const {
     return combine(state);
   }
 
@@ -159,16 +169,35 @@ struct Shared {
 };
 
 // The combination of at(0), …, at(count - 1): the maximum first, so that each costs one exponential. Exactly, as by
-// combine_exactly(): 10007 x 7 of float32, one-hot, folded, was else off by 1.4 ulp in the mean.
-template <typename Real, typename At>
+// combine_for(): 10007 x 7 of float32, one-hot, folded, was else off by 1.4 ulp in the mean. For 16 bits a few at a time.
+template <typename Result, typename Real, typename At>
 __device__ __forceinline__ void combine_all(MaxSum<Real>& state, int count, const At& at) {
   state = {};
-  for (int i = 0; i < count; ++i) state.max = at(i).max > state.max ? at(i).max : state.max;
-  CompensatedSum<Real> sum;
-  for (int i = 0; i < count; ++i) sum.add(at(i).sum * MaxSum<Real>::rescale(at(i).max, state.max));
-  state.sum = sum.total();
+  if constexpr (sizeof(Result) > 2) {
+    for (int i = 0; i < count; ++i) state.max = at(i).max > state.max ? at(i).max : state.max;
+    CompensatedSum<Real> sum;
+    for (int i = 0; i < count; ++i) sum.add(at(i).sum * MaxSum<Real>::rescale(at(i).max, state.max));
+    state.sum = sum.total();
+  } else {
+    constexpr int kSome = 4;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kSome) {
+      MaxSum<Real> some[kSome];
+      Real max = state.max;
+#pragma unroll
+      for (int i = 0; i < kSome; ++i) {
+        if (first + i < count) some[i] = at(first + i);
+        max = larger(max, some[i].max);
+      }
+      const Real shift = MaxSum<Real>::shift(max);
+      Real sum = rescaled<Result>(state, shift);
+#pragma unroll
+      for (int i = 0; i < kSome; ++i) sum += rescaled<Result>(some[i], shift);
+      state = {max, sum};
+    }
+  }
 }
-template <typename Sums, typename At>
+template <typename Result, typename Sums, typename At>
 __device__ __forceinline__ void combine_all(Sums& state, int count, const At& at) {
   state = {};
   for (int i = 0; i < count; ++i) state.combine(at(i));
@@ -177,7 +206,7 @@ __device__ __forceinline__ void combine_all(Sums& state, int count, const At& at
 // Calls then(column, part, parts, state) for every column with the combination of at(column, 0), …,
 // at(column, count - 1), from each of the threads that share the column, as many as work::log2_parts() says. The whole
 // block, of whole warps, must call.
-template <typename State, typename At, typename Then>
+template <typename State, typename Result, typename At, typename Then>
 __device__ __forceinline__ void gather(int columns, int count, int log2_parts, const At& at, const Then& then) {
   const Lanes parts{1 << log2_parts, 1};
   const int part = threadIdx.x & (parts.lanes - 1);
@@ -189,9 +218,9 @@ __device__ __forceinline__ void gather(int columns, int count, int log2_parts, c
       if (mine == 1)
         state = at(column, part);
       else
-        combine_all(state, mine, [&](int i) { return at(column, part + (i << log2_parts)); });
+        combine_all<Result>(state, mine, [&](int i) { return at(column, part + (i << log2_parts)); });
     }
-    if (parts.lanes > 1) state = parts.combine_exactly(state);
+    if (parts.lanes > 1) state = parts.combine_for<Result>(state);
     if (column < columns) then(column, part, parts.lanes, state);
   }
 }

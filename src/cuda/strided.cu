@@ -336,7 +336,7 @@ class TileExchange {
     const int mine = blockIdx.x % cluster;
     if (cluster > 1) ArrivalBarrier::await_cluster();
     const auto log2_parts = [&](int count) { return work::log2_parts(columns_, count, static_cast<int>(blockDim.x)); };
-    gather<State>(
+    gather<State, typename Operation::Result>(
         columns_, parts, log2_parts(parts), [&](int column, int team) { return of_teams[team * columns_ + column]; },
         [&](int column, int part, int lanes, const State& block) {
           if (cluster == 1) return give(column, part, lanes, block);
@@ -345,7 +345,7 @@ class TileExchange {
         });
     if (cluster > 1) {
       complete_.wait(columns_ * cluster * sizeof(State));
-      gather<State>(
+      gather<State, typename Operation::Result>(
           columns_, cluster, log2_parts(cluster),
           [&](int column, int rank) { return of_blocks[column * cluster + rank]; }, give);
     }

@@ -720,7 +720,12 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const tuning::ColumnsKernel& largest_kernel = vectors_held ? tuning::kColumnsKernels[last - 1]
                                                 : singles    ? tuning::kColumnSinglesKernels.back()
                                                              : tuning::kColumnWordsKernels[tuning::kWordsKernel];
-  const int most = largest_kernel.vectors / operands, most_threads = largest_kernel.max_block;
+  int most = 0, most_threads = 0;  // of a thread; of a block
+  const auto hold = [&](const tuning::ColumnsKernel& kernel) {
+    most = kernel.vectors / operands;
+    most_threads = kernel.max_block;
+  };
+  hold(largest_kernel);
   if (singles && (dim > most || strip * bytes < tuning::kColumnsMinStrip)) return {};
 
   constexpr int kSectorWords = tuning::kSectorBytes / tuning::kColumnsWordBytes;
@@ -748,7 +753,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
 
   // Whole strips, whose threads read neighbouring elements of dim as one run of memory, over the fewest blocks. Of
   // small strips a block has as many as leave the fewest threads idle.
-  const auto whole = [&] {
+  const auto whole_by = [&](const tuning::ColumnsKernel& kernel) {
+    hold(kernel);
     for (const int largest : {std::min(most_threads, tuning::kColumnsWholeBlock), most_threads})
       for (plan.cluster = 1; plan.cluster <= architecture.max_cluster; ++plan.cluster) {
         along = threads_for(strip, plan.cluster);
@@ -762,6 +768,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
         return true;
       }
     return false;
+  };
+  const auto whole = [&] {
+    const bool fewer = layout.fold.folds && problem.direction == Direction::backward;
+    return (fewer && whole_by(tuning::kColumnsKernels[tuning::kFoldedKernel])) || whole_by(largest_kernel);
   };
 
   // A part of a strip.
@@ -777,7 +787,19 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     return plan.run * along <= std::min(shape.threads, most_threads);
   };
   const auto parts = [&] {
-    const auto any_fits = [&](const auto& shapes) { return std::any_of(shapes.begin(), shapes.end(), fits); };
+    const auto any_fits = [&](const auto& shapes) {
+      const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment) {
+        hold(kernel);
+        return std::any_of(shapes.begin(), shapes.end(),
+                           [&](const auto& shape) { return shape.segment >= least_segment && fits(shape); });
+      };
+      if (!fit(largest_kernel, 0)) return false;
+      if (!vectors_held || !tuning::columns_rather_fewer(bytes, problem.direction, problem.fused.any)) return true;
+      // segments whose sectors are written in parts are to be no shorter for it
+      const int half_line = tuning::kLineBytes / 2, segment = plan.run * vector * bytes;
+      return fit(tuning::kColumnsKernels[1], begin_within_sectors(problem) ? std::max(segment, half_line) : half_line) ||
+             fit(largest_kernel, 0);
+    };
     const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
     if (!(!vectors_held  ? any_fits(tuning::kColumnWordsShapes)
           : overlaps     ? any_fits(tuning::kOverlappingShapes)
@@ -822,10 +844,11 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const bool all_shifted = tuning::shifts_all_words(vector * bytes, kernel);
   const std::int64_t teams = all_shifted ? 2 : along / work::tile_team(plan.run, static_cast<int>(along));
   const auto columns = static_cast<int>((width + layout.shift) * plan.vector);
-  if (teams > 1 || plan.cluster > 1 || layout.fold.elements > 1)
-    plan.shared_bytes = static_cast<int>((columns * (1 + teams) +  // of whole columns, of teams, and of blocks
-                                          (plan.cluster > 1 ? columns / layout.fold.elements * plan.cluster : 0)) *
-                                         state_bytes(problem));
+  const int states = plan.vector * state_bytes(problem), apart = states + tuning::states_gap(states);
+  if (teams > 1 || plan.cluster > 1 || layout.fold.elements > 1)  // of whole columns, of teams, and of blocks
+    plan.shared_bytes = static_cast<int>(
+        (width + layout.shift) * (1 + teams) * apart +
+        (plan.cluster > 1 ? columns / layout.fold.elements * plan.cluster * state_bytes(problem) : 0));
   plan.shared_bytes += static_cast<int>(columns_mask_bytes(problem, plan));
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
       plan.grid > std::numeric_limits<int>::max())

@@ -386,9 +386,10 @@ struct ColumnsKernel {
 inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}};
-// The last of them are for slabs that are folded, and may begin and end within a vector. Backward has the smaller one
-// alone, of whose blocks a multiprocessor has three: of 16 bits, 1536 x 197 x 197 take an H100 128 us in clusters of
-// five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38, 52, as tiles 55.
+// The last of them are for slabs that are folded, and may begin and end within a vector. Backward rather has the smaller
+// one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197 take an H100
+// 128 us in clusters of five, 184 by the larger one in such of three; 4096 x 128 x 33 38, 52), but the larger one rather
+// than to read twice (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49: 365, 654).
 inline constexpr int kFoldedKernel = 3;
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
 // all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
@@ -408,6 +409,9 @@ inline constexpr Array kColumnSinglesKernels{ColumnsKernel{8, 4, 128, 8}, Column
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
 constexpr bool are_singles(int vector_bytes) { return vector_bytes < kColumnsWordBytes; }
+// Bytes between the states of one vector of columns and of the next, in shared memory: of those that move as several of
+// 16 bytes, neighbouring threads would else want the same banks.
+constexpr int states_gap(int bytes) { return bytes > kVectorBytes ? kVectorBytes : 0; }
 // Whether tiles may overlap: where something is fused, and of 16 bits, to ask which vector is whose takes registers
 // that there are not, and results of 16 bits would overlap by three; single columns would by sixteen.
 constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
@@ -440,8 +444,7 @@ constexpr int columns_word(int source_bytes) {
 constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, Direction direction, bool fused) {
   if (source_bytes == 8) return 0;
   if (are_vectors(vector_bytes))
-    return fused ? kFoldedKernel
-                 : static_cast<int>(kColumnsKernels.size()) - (direction == Direction::backward ? 1 : 0);
+    return fused ? kFoldedKernel : static_cast<int>(kColumnsKernels.size());
   const bool halves = source_bytes == 2 && result_bytes == 2;
   if (fused) return 0;
   if (are_singles(vector_bytes)) return halves ? kColumnSinglesKernels.size() : 0;
@@ -491,6 +494,13 @@ constexpr int columns_rather_held(int run, int source_bytes, Direction direction
 // have a sector (100000 x 20 x 2 of 16 bits: 9.4 us, one thread 35; 100000 x 31 x 2 of float32: 18.6, 59; 50000 x 31 x
 // 5: 23, 40). Teams whose states do not meet by shuffles rather have one element more.
 constexpr int column_words_rather_held(int run) { return (run & (run - 1)) == 0 ? 7 : 8; }
+// Forward, of 16 bits, whose blocks exponentiate for as long as they load: threads rather have what the smaller kernel
+// holds, three of whose blocks share a multiprocessor, as long as a cluster has room for half a line of each row (8 x
+// 1500 x 640: 16.4 us, 19.0; 4 x 8192 x 512 31.6, 33.3; 512 x 65536, dim 0, 52.9, 54.7; but 16384 x 2048, dim 0, by
+// sectors, 67, 63). Of 32 bits that takes as long, and backward longer in larger clusters.
+constexpr bool columns_rather_fewer(int source_bytes, Direction direction, bool fused) {
+  return source_bytes == 2 && direction == Direction::forward && !fused;
+}
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
