@@ -259,6 +259,7 @@ def test_only_forward_stages_rows_that_start_on_16_bytes(dim: int, dtype: torch.
         ("H200", (1, 100_000, 16), torch.float32, False, False),  # of which L2 keeps all
         ("H200", (1, 500_000, 63), torch.float64, False, False),  # single columns
         ("H200", (1, 300_000, 20_000), torch.float32, False, False),  # more tiles than multiprocessors
+        ("H200", (3, 40_000, 700), torch.float32, True, False),  # of which too little is kept
         ("A100", (1, 500_000, 64), torch.float32, False, True),
         ("T4", (1, 500_000, 64), torch.float32, False, False),
     ],
@@ -312,6 +313,42 @@ def test_columns_are_folded_in_less_than_a_mebibyte(shape: tuple[int, ...], back
     chosen = ndsoftmax.explain(shape, 1, dtype=torch.bfloat16, device="H200", backward=backward)
     assert chosen.passes == 2
     assert chosen.workspace_bytes <= MIB
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "items", "segment", "cluster"),
+    [
+        ((8, 1500, 640), 1, 6, 64, 4),
+        ((10, 600, 4096), 1, 10, 64, 1),
+        ((4, 8192, 512), 1, 8, 64, 16),
+        ((32, 1500, 2048), 1, 12, 64, 2),  # of so many waves that larger clusters would wait
+        ((16_384, 2048), 0, 16, 64, 16),  # which would have room for a sector alone
+        ((64, 300, 1000), 1, 19, 128, 1),  # rows that begin within sectors, in longer segments
+    ],
+)
+def test_threads_rather_hold_less_of_16_bits(
+    shape: tuple[int, ...], dim: int, items: int, segment: int, cluster: int
+) -> None:
+    chosen = ndsoftmax.explain(shape, dim, dtype=torch.bfloat16, device="H200")
+    assert (chosen.vector, chosen.passes) == (8, 1)
+    assert (chosen.items, chosen.run * 16, chosen.cluster) == (items, segment, cluster)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "most"),
+    [
+        ((1536, 197, 197), torch.bfloat16, 5),
+        ((64, 100_000, 2), torch.float32, 10),
+        ((300, 5000, 49), torch.float32, 10),
+        ((128, 30_000, 9), torch.bfloat16, 10),
+    ],
+)
+def test_backward_reads_folded_columns_once_where_clusters_hold_them(
+    shape: tuple[int, ...], dtype: torch.dtype, most: int
+) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device="H200", backward=True)
+    assert (chosen.vector * dtype.itemsize, chosen.passes) == (16, 1)
+    assert most // 2 < chosen.items <= most
 
 
 def test_a_row_that_is_split_is_read_by_four_blocks_a_multiprocessor() -> None:

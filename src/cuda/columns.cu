@@ -901,9 +901,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold.elements, plan.block);
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
     const auto launch = [&]<int kVector>() {
-      constexpr int kKernels =
-          tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source), sizeof(typename Operation::Result),
-                                  Operation::kDirection, Operation::kFused);
+      constexpr int kKernels = tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source),
+                                                       sizeof(typename Operation::Result), Operation::kFused);
       visit_int<0, kKernels - 1>(layout.kernel, [&](auto kernel) {
         launch_grid<hold_columns<Operation, kVector, kernel>>(arguments, plan, pointers, stream);
       });

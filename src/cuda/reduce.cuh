@@ -85,7 +85,8 @@ struct Lanes {
   template <typename Result, typename Real>
   __device__ __forceinline__ MaxSum<Real> combine_for(const MaxSum<Real>& state) const {
     const Real merged = max(state.max);
-    if constexpr (sizeof(Result) > 2) return {merged, sum_exactly(state.sum * MaxSum<Real>::rescale(state.max, merged))};
+    if constexpr (sizeof(Result) > 2)
+      return {merged, sum_exactly(state.sum * MaxSum<Real>::rescale(state.max, merged))};
     return {merged, sum(rescaled<Result>(state, MaxSum<Real>::shift(merged)))};
   }
   template <typename Result, typename Sums>
@@ -169,7 +170,8 @@ struct Shared {
 };
 
 // The combination of at(0), …, at(count - 1): the maximum first, so that each costs one exponential. Exactly, as by
-// combine_for(): 10007 x 7 of float32, one-hot, folded, was else off by 1.4 ulp in the mean. For 16 bits a few at a time.
+// combine_for(): 10007 x 7 of float32, one-hot, folded, was else off by 1.4 ulp in the mean. For 16 bits a few at a
+// time.
 template <typename Result, typename Real, typename At>
 __device__ __forceinline__ void combine_all(MaxSum<Real>& state, int count, const At& at) {
   state = {};

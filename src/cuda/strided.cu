@@ -95,6 +95,11 @@ class Columns {
     return element(base, item) < (end < dim_ ? end : dim_);
   }
 
+  // Of any thread along dim: the elements from `base` on, so many, edges left out.
+  __device__ __forceinline__ bool has_all(Index base, Index count) const {
+    return base >= (kFolds ? 1 : 0) && base + count <= dim_ - (kFolds ? 1 : 0);
+  }
+
   __device__ __forceinline__ Raw load(Index base, int item) const {
     if (is_edge(base, item)) return nothing();
     Raw raw;
@@ -930,10 +935,10 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   const auto [first, apart] = work::turns_of(split, splits, step);
   using Raws = typename ColumnsOf::Raw[kUnroll];
   const auto has = [&](std::int64_t base, int i) { return base >= 0 && columns.has(base, i, arguments.dim); };
-  // Whether the thread has all of its elements from `base` on, `step` altogether. Single columns are bound by
-  // instructions: only they ask.
+  // Whether the thread has all of its elements from `base` on, `step` altogether, and none is an edge. Single columns
+  // and folded ones are bound by instructions: only they ask.
   const auto has_all = [&](std::int64_t base) {
-    return kVector == 1 && columns.have_steps() && columns.exist() && base >= 0 && base + step <= arguments.dim;
+    return (kFolds || kVector == 1) && columns.have_steps() && columns.has_all(base, step);
   };
   // Those elements; what is not there counts for nothing.
   const auto load = [&](std::int64_t base, Raws& raw) {

@@ -687,8 +687,7 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
   const int source = size_of(problem.source), bytes = plan.vector * source, vectors = plan.items * sources_of(problem);
   const bool alone = plan.threads_per_row == 1 && !folded;
   if (shifted) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
-  const int kernels =
-      tuning::columns_kernels(bytes, source, size_of(problem.result), problem.direction, problem.fused.any);
+  const int kernels = tuning::columns_kernels(bytes, source, size_of(problem.result), problem.fused.any);
   const bool few =
       tuning::are_words(bytes) && problem.outer.size * problem.inner.size / plan.vector < tuning::kColumnWordsMany;
   for (int kernel = folded ? tuning::kFoldedKernel : 0; kernel < kernels; ++kernel) {
@@ -704,8 +703,7 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
                                  int vector) {
   const int bytes = size_of(problem.source), operands = sources_of(problem);
-  const int kernels =
-      tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.direction, problem.fused.any);
+  const int kernels = tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.fused.any);
   if (kernels == 0) return {};
   Plan plan;
   plan.regime = Regime::strided;
@@ -788,17 +786,21 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   const auto parts = [&] {
     const auto any_fits = [&](const auto& shapes) {
-      const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment) {
+      const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment, int most_cluster) {
         hold(kernel);
-        return std::any_of(shapes.begin(), shapes.end(),
-                           [&](const auto& shape) { return shape.segment >= least_segment && fits(shape); });
+        return std::any_of(shapes.begin(), shapes.end(), [&](const auto& shape) {
+          return shape.segment >= least_segment && shape.cluster <= most_cluster && fits(shape);
+        });
       };
-      if (!fit(largest_kernel, 0)) return false;
+      if (!fit(largest_kernel, 0, architecture.max_cluster)) return false;
       if (!vectors_held || !tuning::columns_rather_fewer(bytes, problem.direction, problem.fused.any)) return true;
-      // segments whose sectors are written in parts are to be no shorter for it
+      // segments whose sectors are written in parts are to be no shorter for it, nor clusters larger for many waves
       const int half_line = tuning::kLineBytes / 2, segment = plan.run * vector * bytes;
-      return fit(tuning::kColumnsKernels[1], begin_within_sectors(problem) ? std::max(segment, half_line) : half_line) ||
-             fit(largest_kernel, 0);
+      const std::int64_t wave = std::int64_t{largest_kernel.max_block} * largest_kernel.blocks * device.multiprocessors;
+      const bool many_waves = vectors * along * plan.cluster > tuning::kColumnsFewWaves * wave;
+      return fit(tuning::kColumnsKernels[1], begin_within_sectors(problem) ? std::max(segment, half_line) : half_line,
+                 many_waves ? plan.cluster : architecture.max_cluster) ||
+             fit(largest_kernel, 0, architecture.max_cluster);
     };
     const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
     if (!(!vectors_held  ? any_fits(tuning::kColumnWordsShapes)
@@ -846,9 +848,9 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto columns = static_cast<int>((width + layout.shift) * plan.vector);
   const int states = plan.vector * state_bytes(problem), apart = states + tuning::states_gap(states);
   if (teams > 1 || plan.cluster > 1 || layout.fold.elements > 1)  // of whole columns, of teams, and of blocks
-    plan.shared_bytes = static_cast<int>(
-        (width + layout.shift) * (1 + teams) * apart +
-        (plan.cluster > 1 ? columns / layout.fold.elements * plan.cluster * state_bytes(problem) : 0));
+    plan.shared_bytes =
+        static_cast<int>((width + layout.shift) * (1 + teams) * apart +
+                         (plan.cluster > 1 ? columns / layout.fold.elements * plan.cluster * state_bytes(problem) : 0));
   plan.shared_bytes += static_cast<int>(columns_mask_bytes(problem, plan));
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
       plan.grid > std::numeric_limits<int>::max())
@@ -1167,9 +1169,12 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   if (tuning::strided_online_may_meet(plan.vector, problem.fused.any) && most > 0 &&
       (!fold.folds || tuning::strided_online_folded_meets(bytes, problem.direction)) &&
       plan.grid <= device.multiprocessors && tuning::kMeetingL2Part * read > device.l2_bytes) {
-    plan.meets = true;
     const std::int64_t own = divide_up(divide_up(fold.dim, along * plan.items), plan.splits);
-    plan.shared_bytes += static_cast<int>(std::min<std::int64_t>(own, most)) * step;
+    const std::int64_t kept = std::min<std::int64_t>(own, most) * step;
+    if (tuning::kMeetingKeptPart * kept * plan.grid >= read) {
+      plan.meets = true;
+      plan.shared_bytes += static_cast<int>(kept);
+    }
   }
   return plan;
 }

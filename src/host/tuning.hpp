@@ -386,10 +386,10 @@ struct ColumnsKernel {
 inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}};
-// The last of them are for slabs that are folded, and may begin and end within a vector. Backward rather has the smaller
-// one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197 take an H100
-// 128 us in clusters of five, 184 by the larger one in such of three; 4096 x 128 x 33 38, 52), but the larger one rather
-// than to read twice (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49: 365, 654).
+// The last of them are for slabs that are folded, and may begin and end within a vector. Backward rather has the
+// smaller one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197 take
+// an H100 128 us in clusters of five, 184 by the larger one in such of three; 4096 x 128 x 33 38, 52), but the larger
+// one rather than to read twice (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49: 365, 654).
 inline constexpr int kFoldedKernel = 3;
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
 // all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
@@ -441,10 +441,9 @@ constexpr int columns_word(int source_bytes) {
 }
 // How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
 // tiles, in shared memory, leave it them.
-constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, Direction direction, bool fused) {
+constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
   if (source_bytes == 8) return 0;
-  if (are_vectors(vector_bytes))
-    return fused ? kFoldedKernel : static_cast<int>(kColumnsKernels.size());
+  if (are_vectors(vector_bytes)) return fused ? kFoldedKernel : static_cast<int>(kColumnsKernels.size());
   const bool halves = source_bytes == 2 && result_bytes == 2;
   if (fused) return 0;
   if (are_singles(vector_bytes)) return halves ? kColumnSinglesKernels.size() : 0;
@@ -495,9 +494,12 @@ constexpr int columns_rather_held(int run, int source_bytes, Direction direction
 // 5: 23, 40). Teams whose states do not meet by shuffles rather have one element more.
 constexpr int column_words_rather_held(int run) { return (run & (run - 1)) == 0 ? 7 : 8; }
 // Forward, of 16 bits, whose blocks exponentiate for as long as they load: threads rather have what the smaller kernel
-// holds, three of whose blocks share a multiprocessor, as long as a cluster has room for half a line of each row (8 x
-// 1500 x 640: 16.4 us, 19.0; 4 x 8192 x 512 31.6, 33.3; 512 x 65536, dim 0, 52.9, 54.7; but 16384 x 2048, dim 0, by
-// sectors, 67, 63). Of 32 bits that takes as long, and backward longer in larger clusters.
+// holds, three of whose blocks share a multiprocessor, as long as a cluster has room for half a line of each row (an
+// H100 takes for 8 x 1500 x 640 16.4 us, 19.0; 4 x 8192 x 512 31.6, 33.3; 512 x 65536, dim 0, 52.9, 54.7; but 16384 x
+// 2048, dim 0, by sectors, 67, 63). Of 32 bits that takes as long, and backward longer in larger clusters, as here do
+// more waves than these (an H200 for 8 x 2048 x 2048 43.6 us, 44.6; 16 x 2048 x 2048 80.7, 78.9; 32 x 1500 x 2048 132,
+// 119).
+inline constexpr int kColumnsFewWaves = 4;  // of the larger kernel
 constexpr bool columns_rather_fewer(int source_bytes, Direction direction, bool fused) {
   return source_bytes == 2 && direction == Direction::forward && !fused;
 }
@@ -673,6 +675,10 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 // float32: 17.0, 16.7).
 constexpr bool strided_online_may_meet(int vector, bool fused) { return vector > 1 && !fused; }
 inline constexpr int kMeetingL2Part = 6;
+// Nor is it worth it where less than such a part is kept: blocks that run at once drift apart, and two launches bring
+// them together (an H200 takes for 3 x 40000 x 700 of float32 backward 549 us, two launches 443; 1 x 40000 x 4000 of 16
+// bits 455, 410; but 1 x 500000 x 64 of float32 154, 157).
+inline constexpr int kMeetingKeptPart = 10;
 // Folded ones have no registers to spare: 4 x 30000 x 257 of 16 bits takes 90 us, two launches 100, but backward 142,
 // 139, and of float32 166, 167; 2 x 18589 x 833 of float32 179, 168.
 constexpr bool strided_online_folded_meets(int source_bytes, Direction direction) {
