@@ -331,7 +331,7 @@ def test_threads_rather_hold_less_of_16_bits(
 ) -> None:
     chosen = ndsoftmax.explain(shape, dim, dtype=torch.bfloat16, device="H200")
     assert (chosen.vector, chosen.passes) == (8, 1)
-    assert (chosen.items, chosen.run * 16, chosen.cluster) == (items, segment, cluster)
+    assert (chosen.items, chosen.rows_per_block * 2, chosen.cluster) == (items, segment, cluster)
 
 
 @pytest.mark.parametrize(
