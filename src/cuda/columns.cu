@@ -79,7 +79,7 @@ struct alignas(std::min<std::size_t>(tuning::kVectorBytes, kVector * sizeof(type
   typename Operation::State state[kVector];
 };
 
-// The same there.
+// They in shared memory, tuning::states_gap() further apart.
 template <typename Operation, int kVector>
 struct SpacedStates {
   using States = VectorStates<Operation, kVector>;
@@ -106,6 +106,7 @@ class ColumnsExchange {
  public:
   using State = typename Operation::State;
   using States = VectorStates<Operation, kVector>;
+  using Spaced = SpacedStates<Operation, kVector>;
 
   __device__ __forceinline__ ColumnsExchange(const ColumnsArguments<Operation>& arguments, ArrivalBarrier& complete)
       : arguments_(arguments),
@@ -127,7 +128,8 @@ class ColumnsExchange {
     if constexpr (kShifts) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k)
-        if (speaks && place.exists && place.is_column(k)) of_teams(team).of_column(shifted(place) + k) = held.state[k];
+        if (speaks && place.exists && place.is_column(k))
+          of_teams(team).of_column(shifted_column(place) + k) = held.state[k];
     } else {
       if (speaks) of_teams(team).of_vector(place.column) = held;
     }
@@ -185,14 +187,13 @@ class ColumnsExchange {
 
  private:
   __device__ __forceinline__ int log2_fold() const { return kFolds ? arguments_.log2_fold : 0; }
-  using Spaced = SpacedStates<Operation, kVector>;
   __device__ __forceinline__ Spaced whole() const { return {dynamic_shared_memory()}; }
   __device__ __forceinline__ Spaced of_teams(int team) const {
     return {dynamic_shared_memory() + (1 + team) * width_ * Spaced::kApart};
   }
   // Columns of a tile lie a vector further, from where words may be shifted back.
   template <typename PlaceOf>
-  __device__ __forceinline__ static int shifted(const PlaceOf& place) {
+  __device__ __forceinline__ static int shifted_column(const PlaceOf& place) {
     return (place.column + 1) * kVector - place.shift;
   }
   template <typename PlaceOf>
@@ -200,7 +201,7 @@ class ColumnsExchange {
     if constexpr (!kShifts) return columns.of_vector(place.column);
     States states;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) states.state[k] = columns.of_column(shifted(place) + k);
+    for (int k = 0; k < kVector; ++k) states.state[k] = columns.of_column(shifted_column(place) + k);
     return states;
   }
 

@@ -718,7 +718,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const tuning::ColumnsKernel& largest_kernel = vectors_held ? tuning::kColumnsKernels[last - 1]
                                                 : singles    ? tuning::kColumnSinglesKernels.back()
                                                              : tuning::kColumnWordsKernels[tuning::kWordsKernel];
-  int most = 0, most_threads = 0;  // of a thread; of a block
+  int most = 0, most_threads = 0;  // of a thread; of a block: those of the kernel that was tried last
   const auto hold = [&](const tuning::ColumnsKernel& kernel) {
     most = kernel.vectors / operands;
     most_threads = kernel.max_block;
@@ -793,12 +793,15 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
         });
       };
       if (!fit(largest_kernel, 0, architecture.max_cluster)) return false;
-      if (!vectors_held || !tuning::columns_rather_fewer(bytes, problem.direction, problem.fused.any)) return true;
+      if (!vectors_held ||
+          !tuning::columns_rather_fewer(bytes, size_of(problem.result), problem.direction, problem.fused.any))
+        return true;
       // segments whose sectors are written in parts are to be no shorter for it, nor clusters larger for many waves
       const int half_line = tuning::kLineBytes / 2, segment = plan.run * vector * bytes;
       const std::int64_t wave = std::int64_t{largest_kernel.max_block} * largest_kernel.blocks * device.multiprocessors;
       const bool many_waves = vectors * along * plan.cluster > tuning::kColumnsFewWaves * wave;
-      return fit(tuning::kColumnsKernels[1], begin_within_sectors(problem) ? std::max(segment, half_line) : half_line,
+      return fit(tuning::kColumnsKernels[tuning::kSmallerKernel],
+                 begin_within_sectors(problem) ? std::max(segment, half_line) : half_line,
                  many_waves ? plan.cluster : architecture.max_cluster) ||
              fit(largest_kernel, 0, architecture.max_cluster);
     };
@@ -874,6 +877,13 @@ bool folds_cheaper(const Problem& problem, const Device& device, const Plan& fol
          folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * threads;
 }
 
+// Whether threads hold more of folded columns than they rather would, and leave multiprocessors idle for it.
+bool folds_too_much(const Problem& problem, const Device& device, const Plan& plan) {
+  return problem.direction == Direction::backward && fold_of(problem, plan).folds &&
+         plan.items * sources_of(problem) > tuning::kColumnsKernels[tuning::kFoldedKernel].vectors &&
+         plan.grid < device.multiprocessors;
+}
+
 // The same where words would be shifted in every other row: if the strip is short, a vector spares them that, too.
 bool folds_rather_than_shifts(const Problem& problem, const Plan& folded, const Plan& words) {
   return strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) &&
@@ -923,7 +933,11 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   if (columns_are_vectors(problem, vector)) return of(vector);
-  const auto folded = [&] { return slabs_may_fold(problem, vector) ? of(vector) : std::nullopt; };
+  const auto folded = [&]() -> std::optional<Plan> {
+    if (!slabs_may_fold(problem, vector)) return {};
+    const auto folds = of(vector);
+    return folds && !folds_too_much(problem, device, *folds) ? folds : std::nullopt;
+  };
   if (columns_are_vectors(problem, word)) {
     const auto words = of(word);
     const bool parts = strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false);

@@ -388,9 +388,11 @@ inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKerne
                                        ColumnsKernel{20, 1, 512, 1}};
 // The last of them are for slabs that are folded, and may begin and end within a vector. Backward rather has the
 // smaller one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197 take
-// an H100 128 us in clusters of five, 184 by the larger one in such of three; 4096 x 128 x 33 38, 52), but the larger
-// one rather than to read twice (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49: 365, 654).
-inline constexpr int kFoldedKernel = 3;
+// an H100 128 us in clusters of five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38, 52, as
+// tiles 55), but where that has no room rather the larger one than tiles in clusters of a GPC or to read twice, if its
+// blocks fill the GPU (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49 365, 654; of 16 bits, an H200 takes for
+// 50 x 4000 x 51 31.6, 41).
+inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3;
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
 // all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
 // under way (16 x 21 x 263169 of float32: 200 us, one at a time 211; x 10: 92, 112; x 30: 293, 312).
@@ -410,7 +412,8 @@ constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorByt
 constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
 constexpr bool are_singles(int vector_bytes) { return vector_bytes < kColumnsWordBytes; }
 // Bytes between the states of one vector of columns and of the next, in shared memory: of those that move as several of
-// 16 bytes, neighbouring threads would else want the same banks.
+// 16 bytes, neighbouring threads would else want the same banks (an H100 takes for 3072 x 197 x 197 of 16 bits 225 us,
+// without a gap 229; 15709 x 89 x 3 13.1, 14.1). A block that shared memory then has no room for is rare, and no loss.
 constexpr int states_gap(int bytes) { return bytes > kVectorBytes ? kVectorBytes : 0; }
 // Whether tiles may overlap: where something is fused, and of 16 bits, to ask which vector is whose takes registers
 // that there are not, and results of 16 bits would overlap by three; single columns would by sixteen.
@@ -487,7 +490,7 @@ constexpr int columns_block(int source_bytes) { return source_bytes == 2 ? 128 :
 // us, one thread 19.5, backward 7.9, 16.8; 200000 x 8 x 4 of float32: 14.9, 31 and 18.9, 36.8).
 constexpr int columns_rather_held(int run, int source_bytes, Direction direction) {
   if (direction == Direction::backward) return run <= 2 ? 3 : kColumnsKernels.back().vectors;
-  return run > 2 ? kColumnsKernels[1].vectors : run == 1 && source_bytes == 2 ? 5 : 7;
+  return run > 2 ? kColumnsKernels[kSmallerKernel].vectors : run == 1 && source_bytes == 2 ? 5 : 7;
 }
 // The same of words, which lanes do not fold: `run` lanes along the columns, and threads along dim, until both together
 // have a sector (100000 x 20 x 2 of 16 bits: 9.4 us, one thread 35; 100000 x 31 x 2 of float32: 18.6, 59; 50000 x 31 x
@@ -500,8 +503,8 @@ constexpr int column_words_rather_held(int run) { return (run & (run - 1)) == 0 
 // more waves than these (an H200 for 8 x 2048 x 2048 43.6 us, 44.6; 16 x 2048 x 2048 80.7, 78.9; 32 x 1500 x 2048 132,
 // 119).
 inline constexpr int kColumnsFewWaves = 4;  // of the larger kernel
-constexpr bool columns_rather_fewer(int source_bytes, Direction direction, bool fused) {
-  return source_bytes == 2 && direction == Direction::forward && !fused;
+constexpr bool columns_rather_fewer(int source_bytes, int result_bytes, Direction direction, bool fused) {
+  return source_bytes == 2 && result_bytes == 2 && direction == Direction::forward && !fused;
 }
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of

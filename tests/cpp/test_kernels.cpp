@@ -253,7 +253,7 @@ int main() {
   CHECK(runs["strided, folded, twice"] > 40);
   CHECK(runs["strided, folded, twice, meeting"] > 3);
   // and for the registers of clusters, unless threads have more than they rather would
-  CHECK(testing::run({{{1, 20001, 9}, {}, {1}}}, {device}, 5, launch)["total"] > 3);
+  CHECK(testing::run({{{1, 20001, 9}, {}, {1}}}, {small}, 5, launch)["total"] > 3);
   // columns so many that vectors of them are staggered, with gaps between rows and slabs and without
   const std::vector<testing::Case> staggered{
       {{2, 3, 9001}, {}, {1}},           {{2, 8, 8279}, {8 * 8283, 8283, 1}, {1}},
