@@ -488,11 +488,13 @@ class HeldColumns {
   __device__ __forceinline__ static Finishes finish(const States& held, const States& rows,
                                                     const Fusing<Operation>& fusing) {
     Finishes finish;
+    parted(fusing.operation.log, [&](auto log) {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k)
-      finish.of[k] = settled<Operation>(
-          kRaw ? fusing.operation.finish(rows.state[k]) : fusing.operation.finish(held.state[k], rows.state[k]),
-          fusing);
+      for (int k = 0; k < kVector; ++k)
+        finish.of[k] = settled<Operation>(kRaw ? fusing.operation.finish_told(log, rows.state[k])
+                                               : fusing.operation.finish_told(log, held.state[k], rows.state[k]),
+                                          fusing);
+    });
     return finish;
   }
 

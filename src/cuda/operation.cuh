@@ -241,16 +241,23 @@ struct Forward {
   };
 
   // Where the team is the row, or again() will be asked.
-  __device__ __forceinline__ Finish finish(const State& row) const {
-    if (log) {
+  __device__ __forceinline__ Finish finish(const State& row) const { return finish_told(log, row); }
+  __device__ __forceinline__ Finish finish(const State& held, const State& row) const {
+    return finish_told(log, held, row);
+  }
+  // For several columns, of which all are told at once.
+  template <typename Told>
+  __device__ __forceinline__ Finish finish_told(Told told, const State& row) const {
+    if (told) {
       const Real logarithm_of_sum = logarithm(row.sum);
       return {row.max, kKeepsDistances ? logarithm_of_sum : 0, 1, 1, logarithm_of_sum};
     }
     return {row.max, 0, 1, reciprocal_for<Result>(row.sum), 0};
   }
-  __device__ __forceinline__ Finish finish(const State& held, const State& row) const {
-    Finish result = finish(row);
-    if (!log)  // with denormal numbers: it meets terms times 2^kBias
+  template <typename Told>
+  __device__ __forceinline__ Finish finish_told(Told told, const State& held, const State& row) const {
+    Finish result = finish_told(told, row);
+    if (!told)  // with denormal numbers: it meets terms times 2^kBias
       result.factor = ndsoftmax::exponential(held.max == row.max ? Real(0) : held.max - row.max);
     else if constexpr (kKeepsDistances)
       result.from_kept += held.max == row.max ? 0 : row.max - held.max;
@@ -407,6 +414,10 @@ struct Backward {
       return {row.sum};
   }
   __device__ __forceinline__ Finish finish(const State&, const State& row) const { return finish(row); }
+  template <typename Told, typename... States>
+  __device__ __forceinline__ Finish finish_told(Told, const States&... states) const {
+    return finish(states...);
+  }
 };
 
 }  // namespace ndsoftmax::cuda

@@ -34,6 +34,18 @@ class CompensatedSum {
   Real sum_, lost_ = 0;
 };
 
+// The same interface, without that.
+template <typename Real>
+class PlainSum {
+ public:
+  __device__ __forceinline__ explicit PlainSum(Real sum) : sum_(sum) {}
+  __device__ __forceinline__ void add(Real x) { sum_ += x; }
+  __device__ __forceinline__ Real total() const { return sum_; }
+
+ private:
+  Real sum_;
+};
+
 // The sum of a state, taken relative to `shift` instead: of 16-bit results as they can show it.
 template <typename Result, typename Real>
 __device__ __forceinline__ Real rescaled(const MaxSum<Real>& state, Real shift) {
@@ -94,8 +106,8 @@ struct Lanes {
     return combine(state);
   }
 
-  // combine() for several states of each lane, whose shuffles are under way together.
-  template <typename Real, int kCount>
+  // combine() for several states of each lane, whose shuffles are under way together; as exact as results can show.
+  template <typename Result, typename Real, int kCount>
   __device__ __forceinline__ void combine_each(MaxSum<Real> (&states)[kCount]) const {
     Real max[kCount];
 #pragma unroll
@@ -108,14 +120,14 @@ struct Lanes {
       }
     });
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) states[k] = {max[k], states[k].sum * MaxSum<Real>::rescale(states[k].max, max[k])};
+    for (int k = 0; k < kCount; ++k) states[k] = {max[k], rescaled<Result>(states[k], MaxSum<Real>::shift(max[k]))};
     sum_each(states);
   }
-  template <typename Real, int kCount>
+  template <typename Result, typename Real, int kCount>
   __device__ __forceinline__ void combine_each(Sum<Real> (&states)[kCount]) const {
     sum_each(states);
   }
-  template <typename Real, int kCount>
+  template <typename Result, typename Real, int kCount>
   __device__ __forceinline__ void combine_each(LivingSum<Real> (&states)[kCount]) const {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) states[k] = combine(states[k]);
@@ -169,6 +181,25 @@ struct Shared {
   __device__ __forceinline__ T* get() { return reinterpret_cast<T*>(bytes); }
 };
 
+// Combines a few states with one, each of which costs one exponential. What additions round off is kept, where results
+// show it.
+template <typename Result, typename Real, int kSome>
+__device__ __forceinline__ void combine_some(MaxSum<Real>& state, const MaxSum<Real> (&some)[kSome]) {
+  Real max = state.max;
+#pragma unroll
+  for (int i = 0; i < kSome; ++i) max = larger(max, some[i].max);
+  const Real shift = MaxSum<Real>::shift(max);
+  std::conditional_t<(sizeof(Result) > 2), CompensatedSum<Real>, PlainSum<Real>> sum(rescaled<Result>(state, shift));
+#pragma unroll
+  for (int i = 0; i < kSome; ++i) sum.add(rescaled<Result>(some[i], shift));
+  state = {max, sum.total()};
+}
+template <typename Result, typename Sums, int kSome>
+__device__ __forceinline__ void combine_some(Sums& state, const Sums (&some)[kSome]) {
+#pragma unroll
+  for (int i = 0; i < kSome; ++i) state.combine(some[i]);
+}
+
 // The combination of at(0), …, at(count - 1): the maximum first, so that each costs one exponential, and what additions
 // round off is kept (10007 x 7 of float32, one-hot, folded, was else off by 1.4 ulp in the mean). For 16-bit results,
 // which show neither, a few at a time, each of which is read once.
@@ -185,17 +216,10 @@ __device__ __forceinline__ void combine_all(MaxSum<Real>& state, int count, cons
 #pragma unroll 1
     for (int first = 0; first < count; first += kSome) {
       MaxSum<Real> some[kSome];
-      Real max = state.max;
 #pragma unroll
-      for (int i = 0; i < kSome; ++i) {
+      for (int i = 0; i < kSome; ++i)
         if (first + i < count) some[i] = at(first + i);
-        max = larger(max, some[i].max);
-      }
-      const Real shift = MaxSum<Real>::shift(max);
-      Real sum = rescaled<Result>(state, shift);
-#pragma unroll
-      for (int i = 0; i < kSome; ++i) sum += rescaled<Result>(some[i], shift);
-      state = {max, sum};
+      combine_some<Result>(state, some);
     }
   }
 }

@@ -17,6 +17,8 @@
 // > 1 assumes that dim is one group, and that the innermost group of columns has stride 1. Where dim is several,
 // elements are copied one by one, and results go back into the tile first, which needs them to be of the source's type
 // (tile_plan() sees to that).
+#include <bit>
+
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -50,9 +52,9 @@ struct StridedArguments {
   int kept_steps;  // where blocks meet: of which each keeps what it loads
   // Where columns are folded, and the rest is of those; in elements.
   struct {
-    std::int64_t slab;    // dim times the columns
-    std::int64_t strip;   // columns before they are folded
-    std::int64_t copies;  // of each column after that
+    std::int64_t slab;   // dim times the columns
+    std::int64_t strip;  // columns before they are folded
+    int log2_copies;     // of each column after that
   } folded;
   KernelAxis<kOperandsOf<Operation>> dim_axis, outer_axis, inner_axis;
   Fusing<Operation> fusing;
@@ -91,13 +93,15 @@ class Columns {
   }
 
   __device__ __forceinline__ bool exist() const { return dim_ > 0; }
+  __device__ __forceinline__ Index dim() const { return dim_; }
   __device__ __forceinline__ bool has(Index base, int item, Index end) const {
     return element(base, item) < (end < dim_ ? end : dim_);
   }
 
-  // Of any thread along dim: the elements from `base` on, so many, edges left out.
+  // Of any thread along dim: the elements from `base` on, so many, edges left out. They end with the last that does.
+  __device__ __forceinline__ Index whole_end() const { return dim_ - (kFolds ? 1 : 0); }
   __device__ __forceinline__ bool has_all(Index base, Index count) const {
-    return base >= (kFolds ? 1 : 0) && base + count <= dim_ - (kFolds ? 1 : 0);
+    return base >= (kFolds ? 1 : 0) && base + count <= whole_end();
   }
 
   __device__ __forceinline__ Raw load(Index base, int item) const {
@@ -108,7 +112,6 @@ class Columns {
     load(base, item, raw.extras);
     return raw;
   }
-  __device__ __forceinline__ bool have_edges() const { return kFolds && (before_ > 0 || beyond_ > 0); }
   __device__ __forceinline__ void load_edge(Index base, int item, Raw& raw) const {
     if constexpr (kFolds) {
       if (!is_edge(base, item)) return;
@@ -322,10 +325,37 @@ class TileExchange {
   __device__ __forceinline__ void operator()(State (&state)[kColumns]) const {
     const int along = arguments_.along.size, cluster = cluster_of(arguments_);
     if (along == 1 && cluster == 1) return;
-    const Lanes team{work::tile_team(arguments_.run.size, along), arguments_.run.size};
-    const int parts = along / team.lanes;  // states of a column
-    if (team.lanes > 1) team.combine_each(state);
-    if (parts == 1 && cluster == 1) return;
+    const Lanes team = this->team();
+    if (along == team.lanes && cluster == 1) {
+      if (team.lanes > 1) team.combine_each<typename Operation::Result>(state);
+      return;
+    }
+    const auto give = [&](int column, int part, int, const State& all) {
+      if (part == 0) whole_[column] = all;
+    };
+    State* const of_blocks = whole_ + columns_ * (1 + along / team.lanes);
+    const int mine = blockIdx.x % cluster;
+    of_block(state, [&](int column, int part, int lanes, const State& block) {
+      if (cluster == 1) return give(column, part, lanes, block);
+      for (int rank = part; rank < cluster; rank += lanes)
+        complete_.send(block, of_blocks + column * cluster + mine, rank);
+    });
+    if (cluster > 1) {
+      complete_.wait(columns_ * cluster * sizeof(State));
+      gather<State, typename Operation::Result>(
+          columns_, cluster, log2_parts(cluster),
+          [&](int column, int rank) { return of_blocks[column * cluster + rank]; }, give);
+    }
+    read(state);
+  }
+
+  // Of the states of the block's threads: calls give(column, part, parts, state) from each of those that share a
+  // column, whose number is k of word `column - k * words`.
+  template <typename Give>
+  __device__ __forceinline__ void of_block(State (&state)[kColumns], const Give& give) const {
+    const Lanes team = this->team();
+    const int parts = arguments_.along.size / team.lanes;  // states of a column
+    if (team.lanes > 1) team.combine_each<typename Operation::Result>(state);
 
     // in the order of the lanes, k by k, so that they store to neighbouring banks
     State* const of_teams = whole_ + columns_;
@@ -334,26 +364,14 @@ class TileExchange {
       for (int k = 0; k < kColumns; ++k)
         of_teams[thread.along / team.lanes * columns_ + k * words_ + thread.column] = state[k];
     __syncthreads();
-    const auto give = [&](int column, int part, int, const State& all) {
-      if (part == 0) whole_[column] = all;
-    };
-    State* const of_blocks = of_teams + columns_ * parts;
-    const int mine = blockIdx.x % cluster;
-    if (cluster > 1) ArrivalBarrier::await_cluster();
-    const auto log2_parts = [&](int count) { return work::log2_parts(columns_, count, static_cast<int>(blockDim.x)); };
+    if (cluster_of(arguments_) > 1) ArrivalBarrier::await_cluster();
     gather<State, typename Operation::Result>(
         columns_, parts, log2_parts(parts), [&](int column, int team) { return of_teams[team * columns_ + column]; },
-        [&](int column, int part, int lanes, const State& block) {
-          if (cluster == 1) return give(column, part, lanes, block);
-          for (int rank = part; rank < cluster; rank += lanes)
-            complete_.send(block, of_blocks + column * cluster + mine, rank);
-        });
-    if (cluster > 1) {
-      complete_.wait(columns_ * cluster * sizeof(State));
-      gather<State, typename Operation::Result>(
-          columns_, cluster, log2_parts(cluster),
-          [&](int column, int rank) { return of_blocks[column * cluster + rank]; }, give);
-    }
+        give);
+  }
+  // Where the state of all of a column's threads goes, and from where each of these gets it.
+  __device__ __forceinline__ State* whole() const { return whole_; }
+  __device__ __forceinline__ void read(State (&state)[kColumns]) const {
     __syncthreads();
     if (thread.column < words_)
 #pragma unroll
@@ -361,6 +379,13 @@ class TileExchange {
   }
 
  private:
+  __device__ __forceinline__ Lanes team() const {
+    return {work::tile_team(arguments_.run.size, arguments_.along.size), arguments_.run.size};
+  }
+  __device__ __forceinline__ int log2_parts(int count) const {
+    return work::log2_parts(columns_, count, static_cast<int>(blockDim.x));
+  }
+
   const StridedArguments<Operation>& arguments_;
   int words_, columns_;  // of a turn
   State* whole_;
@@ -865,54 +890,110 @@ __global__ void __launch_bounds__(tuning::kTileMaxBlock,
   }
 }
 
-// The states of a thread's columns: they move 16 bytes at a time, where they are as many.
-template <typename State, int kVector>
-struct alignas(sizeof(State) * kVector < 16 ? sizeof(State) * kVector : 16) StatesOf {
-  State of[kVector];
-};
-
-// Combines the states of all parts of dim, of which the threads along a column take turns.
+// The states of a tile's columns, as its splits tell them each other through the workspace. Columns are numbered as an
+// exchange does it.
 template <bool kFolds, typename Operation, int kVector>
-__device__ __forceinline__ void combine_parts(const StridedArguments<Operation>& arguments, std::int64_t column,
-                                              int along, typename Operation::State (&state)[kVector]) {
+class Splits {
+ public:
   using State = typename Operation::State;
-#pragma unroll
-  for (int k = 0; k < kVector; ++k) state[k] = {};
-  if constexpr (!kFolds) {
-    using States = StatesOf<State, kVector>;
-    const auto* const states = reinterpret_cast<const States*>(arguments.states) + column;
-    for (std::int64_t i = along; i < arguments.splits; i += arguments.along.size) {
-      const States part = states[i * arguments.columns];
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) state[k].combine(part.of[k]);
-    }
-  } else {  // a column's copies, one strip apart, do it in the same order
-    const std::int64_t strip = arguments.folded.strip, copies = arguments.folded.copies;
-    const std::int64_t outer = quotient(column, arguments.inner), own = (column - outer * arguments.inner) * kVector;
-    const State* const states = arguments.states + outer * arguments.inner * kVector;
-    const std::int64_t first = own - quotient(own, strip) * strip;
-    for (std::int64_t i = along; i < arguments.splits * copies; i += arguments.along.size) {
-      const std::int64_t part = quotient(i, copies), copy = i - part * copies;
-      const State* const of_part = states + part * arguments.columns * kVector + copy * strip;
-      std::int64_t at = first;
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        state[k].combine(of_part[at]);
-        at = at + 1 == strip ? 0 : at + 1;
+
+  __device__ __forceinline__ Splits(const StridedArguments<Operation>& arguments, std::int64_t tile, std::int64_t split)
+      : arguments_(arguments), first_(tile * arguments.run.size), split_(split) {}
+
+  // Where this split tells its own, if there is such a column.
+  __device__ __forceinline__ State* own(int number) const {
+    const Column column = column_of(number);
+    return column.exists ? arguments_.states + split_ * apart() + column.place : nullptr;
+  }
+
+  // Calls give(number, state) with the combination of all.
+  template <typename Give>
+  __device__ __forceinline__ void combine(const Give& give) const {
+    constexpr int kSome = 8;  // under way at once
+    const int columns = arguments_.run.size * kVector, log2_copies = kFolds ? arguments_.folded.log2_copies : 0;
+    const int count = static_cast<int>(arguments_.splits) << log2_copies, threads = static_cast<int>(blockDim.x);
+    const int log2_parts = work::log2_parts(columns, count, threads);
+    const Lanes parts{1 << log2_parts, 1};
+    const int part = static_cast<int>(threadIdx.x) & (parts.lanes - 1);
+#pragma unroll 1
+    for (int first = 0; first < columns; first += threads >> log2_parts) {
+      const int number = first + (static_cast<int>(threadIdx.x) >> log2_parts);
+      const Column column = column_of(number);
+      const bool exists = number < columns && column.exists;
+      const State* states = arguments_.states + column.place;
+      std::int64_t strip = 0;
+      if constexpr (kFolds) {  // a column's copies, one strip apart, do it in the same order
+        strip = arguments_.folded.strip;
+        const std::int64_t slab = arguments_.inner * kVector, at = column.place - quotient(column.place, slab) * slab;
+        states -= quotient(at, strip) * strip;
       }
+      State state;
+#pragma unroll 1
+      for (int i = exists ? part : count; i < count; i += kSome << log2_parts) {
+        State some[kSome];
+#pragma unroll
+        for (int j = 0; j < kSome; ++j) {
+          const int each = i + (j << log2_parts), split = each >> log2_copies;
+          if (each < count) some[j] = states[split * apart() + (each - (split << log2_copies)) * strip];
+        }
+        combine_some<typename Operation::Result>(state, some);
+      }
+      if (parts.lanes > 1) state = parts.combine_for<typename Operation::Result>(state);
+      if (part == 0 && number < columns) give(number, state);
     }
   }
+
+ private:
+  struct Column {
+    bool exists;
+    std::int64_t place;  // among the states of a split
+  };
+  __device__ __forceinline__ Column column_of(int number) const {
+    const int k = arguments_.run.quotient(number);
+    const std::int64_t vector = first_ + (number - k * arguments_.run.size);
+    return {vector < arguments_.columns, vector * kVector + k};
+  }
+  __device__ __forceinline__ std::int64_t apart() const { return arguments_.columns * kVector; }
+
+  const StridedArguments<Operation>& arguments_;
+  std::int64_t first_, split_;
+};
+
+// From the states of a block's threads, or in Phase::write from what the splits have told, to those of all of dim. Says
+// whether that is known: it is not where a launch ends with the statistics.
+template <bool kFolds, typename Operation, int kVector>
+__device__ __forceinline__ bool exchange_states(const StridedArguments<Operation>& arguments,
+                                                const TileExchange<Operation, kVector>& exchange, std::int64_t tile,
+                                                std::int64_t split, typename Operation::State (&state)[kVector]) {
+  using State = typename Operation::State;
+  const Splits<kFolds, Operation, kVector> splits(arguments, tile, split);
+  if (arguments.phase != Phase::write) {
+    exchange.of_block(state, [&](int number, int part, int, const State& of_block) {
+      if (part > 0) return;
+      State* const to = arguments.phase == Phase::both ? exchange.whole() + number : splits.own(number);
+      if (to != nullptr) *to = of_block;
+    });
+    if (arguments.phase == Phase::statistics) return false;
+  }
+  if (arguments.phase == Phase::meet) await_grid();
+  if (arguments.phase != Phase::both)
+    splits.combine([&](int number, const State& of_all) { exchange.whole()[number] = of_all; });
+  exchange.read(state);
+  return true;
 }
 
+// Vectors, of which nothing is fused: steps of which a thread has all elements, which lie a fixed distance apart, take
+// no comparison and few addresses. Two steps are under way, and where blocks meet, the last two stay in registers, as
+// the first ones do in shared memory.
 template <typename Operation, int kVector, bool kFolds>
-__device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& arguments) {
+__device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<Operation>& arguments) {
   using ColumnsOf = Columns<Operation, kVector, std::int64_t, kFolds>;
-  using Term = typename Operation::Term;
   using Vector = Vec<typename Operation::Source, kVector>;
+  using State = typename Operation::State;
   constexpr int kUnroll = tuning::strided_online_items(kVector, sizeof(typename Operation::Source),
-                                                       Operation::kDirection, Operation::kFused);
-  constexpr bool kMayMeet = tuning::strided_online_may_meet(kVector, Operation::kFused);
+                                                       Operation::kDirection, Operation::kFused, kFolds);
   constexpr int kSlots = kUnroll * tuning::held_operands(Operation::kDirection);
+  using Raws = typename ColumnsOf::Raw[kUnroll];
 
   const Operation operation = arguments.fusing.operation;
   // the launch before that of Phase::write is that of the statistics, which began after all that the source waits for
@@ -920,10 +1001,9 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
     await_kernel_before();
     let_next_kernel_begin();
   }
-  const bool meets = kMayMeet && arguments.phase == Phase::meet;
+  const bool meets = arguments.phase == Phase::meet;
   const int width = arguments.along.quotient(blockDim.x);
   __shared__ ArrivalBarrier complete;
-  Vector* slot = reinterpret_cast<Vector*>(dynamic_shared_memory()) + threadIdx.x;
   const TileExchange<Operation, kVector> exchange(
       arguments, width,
       dynamic_shared_memory() + (meets ? arguments.kept_steps * kSlots * blockDim.x * sizeof(Vector) : 0), complete);
@@ -933,22 +1013,124 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   const ColumnsOf columns(arguments, column, exchange.thread.along);
   const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
   const auto [first, apart] = work::turns_of(split, splits, step);
+  const auto base_of = [&, first = first, apart = apart](int i) { return first + i * apart; };
+
+  // Of the steps that have any, these have all.
+  const auto steps_until = [&, first = first, apart = apart](std::int64_t end) {
+    return first < end ? static_cast<int>(quotient(end - 1 - first, apart)) + 1 : 0;
+  };
+  const int steps = steps_until(columns.dim());
+  const int begin = columns.has_all(first, 1) ? 0 : 1;
+  const int count = max(steps_until(columns.whole_end() - step + 1) - begin, 0);
+  const auto for_others = [&](const auto& visit) {
+#pragma unroll 1
+    for (int i = begin == 0 ? count : 0; i < steps; i = i < begin ? begin + count : i + 1) visit(base_of(i));
+  };
+  const auto load_other = [&](std::int64_t base, Raws& raw) {
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const bool has = columns.has(base, i, arguments.dim);
+      raw[i] = has ? columns.load(base, i) : columns.nothing();
+      if (has) columns.load_edge(base, i, raw[i]);
+    }
+  };
+  const int kept = meets ? arguments.kept_steps : 0;
+  const auto slot = [&](int i) {
+    return reinterpret_cast<Vector*>(dynamic_shared_memory()) + i * kSlots * blockDim.x + threadIdx.x;
+  };
+  const auto load = [&](int i, Raws& raw) { columns.load_all(base_of(begin + i), raw); };
+  const auto swap = [](Raws& a, Raws& b) {
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const auto other = a[i];
+      a[i] = b[i];
+      b[i] = other;
+    }
+  };
+
+  Raws earlier, later;
+  State state[kVector];
+  if (arguments.phase != Phase::write) {
+    if (count > 1) load(1, later);
+    for_others([&](std::int64_t base) {
+      load_other(base, earlier);
+      operation.accumulate_columns(state, earlier);
+    });
+    if (count > 0) load(0, earlier);
+#pragma unroll 2
+    for (int i = 0; i < count; ++i, swap(earlier, later)) {
+      if (i < kept) keep<kIsBackward<Operation>>(slot(i), earlier);
+      operation.accumulate_columns(state, earlier);
+      if (i + 2 < count) load(i + 2, earlier);
+    }
+  } else {
+    if (count > 1) load(count - 2, earlier);
+    if (count > 0) load(count - 1, later);
+    await_kernel_before();
+    let_next_kernel_begin();
+  }
+  if (!exchange_states<kFolds>(arguments, exchange, tile, split, state)) return;
+
+  typename Operation::Finish finish[kVector];
+  parted(operation.log, [&](auto log) {
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) finish[k] = operation.finish_told(log, state[k]);
+  });
+  // Backwards, as L2 still has the end; last of all what is kept.
+  operation.with_log([&](auto log) {
+    const auto value = [&](const Raws& raw, int i, int k) { return finish[k].again(ColumnsOf::term(raw[i], k), log); };
+#pragma unroll 2
+    for (int i = count - 1; i >= 0; --i, swap(earlier, later)) {
+      columns.template store_all<kUnroll>(base_of(begin + i), [&](int item, int k) { return value(later, item, k); });
+      if (i - 2 >= kept)
+        load(i - 2, later);
+      else if (i - 2 >= 0)
+        take_kept<kIsBackward<Operation>>(slot(i - 2), later);
+    }
+    for_others([&](std::int64_t base) {
+      load_other(base, later);
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i)
+        if (columns.has(base, i, arguments.dim)) columns.store(base, i, [&](int k) { return value(later, i, k); });
+    });
+  });
+}
+
+// All else.
+template <typename Operation, int kVector>
+__device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& arguments) {
+  using ColumnsOf = Columns<Operation, kVector, std::int64_t>;
+  using Term = typename Operation::Term;
+  constexpr int kUnroll = tuning::strided_online_items(kVector, sizeof(typename Operation::Source),
+                                                       Operation::kDirection, Operation::kFused, false);
+
+  const Operation operation = arguments.fusing.operation;
+  // as above
+  if (arguments.phase != Phase::write) {
+    await_kernel_before();
+    let_next_kernel_begin();
+  }
+  const int width = arguments.along.quotient(blockDim.x);
+  __shared__ ArrivalBarrier complete;
+  const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory(), complete);
+  const std::int64_t block = arguments.first_block + blockIdx.x, splits = arguments.splits;
+  const std::int64_t tile = quotient(block, splits), split = block - tile * splits;
+  const std::int64_t column = tile * width + exchange.thread.column;
+  const ColumnsOf columns(arguments, column, exchange.thread.along);
+  const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
+  const auto [first, apart] = work::turns_of(split, splits, step);
   using Raws = typename ColumnsOf::Raw[kUnroll];
   const auto has = [&](std::int64_t base, int i) { return base >= 0 && columns.has(base, i, arguments.dim); };
-  // Whether the thread has all of its elements from `base` on, `step` altogether, and none is an edge. Single columns
-  // and folded ones are bound by instructions: only they ask.
+  // Whether the thread has all of its elements from `base` on, `step` altogether. Single columns are bound by
+  // instructions: only they ask.
   const auto has_all = [&](std::int64_t base) {
-    return (kFolds || kVector == 1) && columns.have_steps() && columns.has_all(base, step);
+    return kVector == 1 && columns.have_steps() && columns.has_all(base, step);
   };
   // Those elements; what is not there counts for nothing.
   const auto load = [&](std::int64_t base, Raws& raw) {
     if (has_all(base)) return columns.load_all(base, raw);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) raw[i] = has(base, i) ? columns.load(base, i) : columns.nothing();
-    if (columns.have_edges())
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i)
-        if (has(base, i)) columns.load_edge(base, i, raw[i]);
   };
   Raws raw, next;  // which is under way meanwhile
   const auto advance = [&] {
@@ -957,8 +1139,6 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   };
 
   typename Operation::State state[kVector];
-  const std::int64_t last = first + quotient(max(arguments.dim - 1 - first, std::int64_t{0}), apart) * apart;
-  const std::int64_t kept = meets ? arguments.kept_steps * apart : 0;  // what is before this
   if (arguments.phase != Phase::write) {
     load(first, raw);
     for (std::int64_t base = first; base < arguments.dim; base += apart, advance()) {
@@ -970,49 +1150,24 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
 #pragma unroll
         for (int k = 0; k < kVector; ++k) operation.template accumulate<kUnroll, 1, kVector>(state[k], terms + k);
       } else {
-        if (kMayMeet && base < kept) {
-          keep<kIsBackward<Operation>>(slot, raw);
-          slot += kSlots * blockDim.x;
-        }
         operation.accumulate_columns(state, raw);
       }
     }
   }
 
-  // Backwards, as L2 still has the end; last of all what is kept.
-  const auto recall = [&](std::int64_t base, Raws& raw) {
-    if (!kMayMeet || base >= kept || base < 0) return load(base, raw);
-    slot -= kSlots * blockDim.x;
-    take_kept<kIsBackward<Operation>>(slot, raw);
-  };
-  if (arguments.phase != Phase::statistics) recall(last, raw);
-  const auto of_parts = [&] {
-    if (columns.exist()) combine_parts<kFolds>(arguments, column, exchange.thread.along, state);
-  };
+  // Backwards, as L2 still has the end.
+  const std::int64_t last = first + quotient(max(arguments.dim - 1 - first, std::int64_t{0}), apart) * apart;
+  if (arguments.phase != Phase::statistics) load(last, raw);
   if (arguments.phase == Phase::write) {
     await_kernel_before();
     let_next_kernel_begin();
-    of_parts();
   }
-  exchange(state);
-  if (meets || arguments.phase == Phase::statistics) {
-    if (exchange.thread.along == 0 && columns.exist()) {
-      using States = StatesOf<typename Operation::State, kVector>;
-      States& of_split = reinterpret_cast<States*>(arguments.states)[split * arguments.columns + column];
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) of_split.of[k] = state[k];
-    }
-    if (!meets) return;
-    await_grid();
-    of_parts();
-    exchange(state);
-  }
-
+  if (!exchange_states<false>(arguments, exchange, tile, split, state)) return;
   typename Operation::Finish finish[kVector];
 #pragma unroll
   for (int k = 0; k < kVector; ++k) finish[k] = settled<Operation>(operation.finish(state[k]), arguments.fusing);
   for (std::int64_t base = last; base >= 0; base -= apart, advance()) {
-    recall(base - apart, next);
+    load(base - apart, next);
     operation.with_log([&](auto log) {
       if (has_all(base))
         return columns.template store_all<kUnroll>(
@@ -1037,12 +1192,14 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
 }
 
 template <typename Operation, int kVector, bool kFolds>
-__global__ void __launch_bounds__(tuning::kStridedOnlineThreads)
+__global__ void __launch_bounds__(tuning::strided_online_threads(kVector, Operation::kFused))
     online_tile(const __grid_constant__ StridedArguments<Operation> arguments) {
-  if constexpr (kHasAllKernels || kVector == 1)
-    pass_twice<Operation, kVector, kFolds>(arguments);
-  else
+  if constexpr (!kHasAllKernels && kVector > 1)
     never_launched();
+  else if constexpr (tuning::strided_online_has_vectors(kVector, Operation::kFused))
+    pass_twice_over_vectors<Operation, kVector, kFolds>(arguments);
+  else
+    pass_twice<Operation, kVector>(arguments);
 }
 
 template <typename Operation, int kVector>
@@ -1057,7 +1214,8 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   arguments.columns = problem.outer.size * fold.columns / kVector;
   arguments.dim = fold.dim;
   arguments.inner = fold.columns / kVector;
-  arguments.folded = {problem.dim.size * problem.inner.size, problem.inner.size, fold.elements};
+  arguments.folded = {problem.dim.size * problem.inner.size, problem.inner.size,
+                      static_cast<int>(std::bit_width(static_cast<unsigned>(fold.elements))) - 1};
   arguments.splits = plan.splits;
   arguments.run = work::Divider(plan.run);
   arguments.along = work::Divider(plan.threads_per_row / plan.cluster);

@@ -655,6 +655,16 @@ bool words_shift(const Problem& problem, const Plan& plan) {
   return !holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector);
 }
 
+std::int64_t bytes_read(const Problem& problem) {
+  return problem.elements() * size_of(problem.source) * sources_of(problem);
+}
+
+// Whether so much is read, compared with L2, that vectors may as well be read twice. Not so, as far as is known, of
+// float64 and of what is fused.
+bool worth_reading_twice(const Problem& problem, const Device& device, int l2_part) {
+  return size_of(problem.source) < 8 && !problem.fused.any && l2_part * bytes_read(problem) >= device.l2_bytes;
+}
+
 // Whether some rows of a result begin within a sector.
 bool begin_within_sectors(const Problem& problem) {
   const auto begins_on_sectors = [&](const Axis& axis) {
@@ -785,11 +795,16 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     return plan.run * along <= std::min(shape.threads, most_threads);
   };
   const auto parts = [&] {
+    const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
+    const auto rather_twice = [&](const tuning::ColumnsShape& shape) {
+      return tuning::columns_rather_read_twice(vector * bytes, bytes, problem.direction, overlaps, shape) &&
+             worth_reading_twice(problem, device, tuning::kColumnsTwiceL2Part);
+    };
     const auto any_fits = [&](const auto& shapes) {
       const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment, int most_cluster) {
         hold(kernel);
         return std::any_of(shapes.begin(), shapes.end(), [&](const auto& shape) {
-          return shape.segment >= least_segment && shape.cluster <= most_cluster && fits(shape);
+          return shape.segment >= least_segment && shape.cluster <= most_cluster && !rather_twice(shape) && fits(shape);
         });
       };
       if (!fit(largest_kernel, 0, architecture.max_cluster)) return false;
@@ -805,7 +820,6 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
                  many_waves ? plan.cluster : architecture.max_cluster) ||
              fit(largest_kernel, 0, architecture.max_cluster);
     };
-    const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
     if (!(!vectors_held  ? any_fits(tuning::kColumnWordsShapes)
           : overlaps     ? any_fits(tuning::kOverlappingShapes)
           : operands > 1 ? any_fits(tuning::kColumnsBackwardShapes)
@@ -956,14 +970,6 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
 bool tiles_take_dim(const Problem& problem) { return problem.dim.rank <= 1 || problem.source == problem.result; }
 
-// Whether parts of strips that take a whole GPC, of columns of so many bytes, take longer than to read twice.
-bool rather_read_twice(const Problem& problem, std::int64_t column) {
-  const int bytes = size_of(problem.source);
-  const std::int64_t half_line = std::min<std::int64_t>(strip_of(problem), tuning::kLineBytes / 2 / bytes);
-  return divide_up(column, tuning::kGpc / 2) * half_line > tuning::kTileLastBytes &&
-         !tuning::tile_may_take_gpc(bytes, problem.fused.any);
-}
-
 // A tile of dim times as many columns as its shared memory holds.
 std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   if (!tiles_take_dim(problem)) return {};
@@ -1010,7 +1016,6 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   if (cluster == 0) fit(most);
   if (cluster == 0) fit(std::min<std::int64_t>(tuning::kTileLastBytes, most_shared - tuning::kTileMeetingBytes));
   if (cluster == 0) return {};
-  if (cluster == tuning::kGpc && width < strip && rather_read_twice(problem, column)) return {};
   if (cluster == 1 && column * width < target) {
     const std::int64_t columns = target / column;
     if (columns >= strip) {
@@ -1118,6 +1123,21 @@ int bytes_of_step(const Problem& problem, const Plan& plan) {
   return plan.block * plan.items * plan.vector * size_of(problem.source) * sources_of(problem);
 }
 
+// Columns that a thread moves at once, where they are read twice. Folded ones tell their states through the workspace.
+int vector_read_twice(const Problem& problem, const Device& device) {
+  if (device.compute_capability < tuning::kAllKernelsFrom) return 1;
+  const int bytes = size_of(problem.source);
+  Plan plan;
+  plan.regime = Regime::strided;
+  plan.passes = 2;
+  plan.vector = tuning::strided_vector(bytes, problem.fused.any);
+  if (columns_are_vectors(problem, plan.vector)) return plan.vector;
+  const bool folds =
+      tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector) &&
+      problem.outer.size * fold_of(problem, plan).columns * state_bytes(problem) <= tuning::kWorkspaceBytes;
+  return folds ? plan.vector : 1;
+}
+
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   Plan plan;
   plan.why = "dim finds no room in a tile worth its blocks: online softmax over columns, then a second pass";
@@ -1132,21 +1152,17 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     const auto tile = tile_plan(problem, device, architecture);
     const bool whole = tile && tile->cluster == 1 && tile->rows_per_block >= strip_of(problem);
     if (held && !(whole && held->threads_per_row > tuning::kTileWordsThreads)) return *held;
-    if (tile) return *tile;
+    const bool rather_twice = tile && tile->cluster >= tuning::kTileRatherTwice &&
+                              vector_read_twice(problem, device) > 1 &&
+                              worth_reading_twice(problem, device, tuning::tile_twice_l2_part(problem.direction));
+    if (tile && !rather_twice) return *tile;
     if (!tiles_take_dim(problem))
       plan.why = "several dimensions, and results of another type: online softmax over columns, then a second pass";
   }
   const int bytes = size_of(problem.source);
   plan.regime = Regime::strided;
-  plan.vector = tuning::strided_vector(bytes, problem.fused.any);
-  const bool may_fold = tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector);
-  if (device.compute_capability < tuning::kAllKernelsFrom || !(columns_are_vectors(problem, plan.vector) || may_fold))
-    plan.vector = 1;
-  Fold fold = fold_of(problem, plan);
-  if (fold.folds && problem.outer.size * fold.columns * state_bytes(problem) > tuning::kWorkspaceBytes) {
-    plan.vector = 1;
-    fold = fold_of(problem, plan);
-  }
+  plan.vector = vector_read_twice(problem, device);
+  const Fold fold = fold_of(problem, plan);
 
   // Neighbouring threads share a segment of memory along the columns, or all columns there are; where no dimension runs
   // faster than dim, they are neighbours along dim.
@@ -1158,12 +1174,12 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     width /= 2;
   const std::int64_t tiles = divide_up(columns, width);
   // every block of a tile combines the states of all: where there are many, fewer and larger ones
-  const bool large = tuning::strided_online_combines(plan.vector, problem.fused.any) ||
+  const bool large = tuning::strided_online_has_vectors(plan.vector, problem.fused.any) ||
                      tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
   const int blocks = large ? 1 : tuning::kStridedOnlineMinBlocks;  // a multiprocessor
-  const std::int64_t along = tuning::kStridedOnlineThreads / blocks / width;
+  const std::int64_t along = tuning::strided_online_threads(plan.vector, problem.fused.any) / blocks / width;
   plan.passes = 2;
-  plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, problem.fused.any);
+  plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, problem.fused.any, fold.folds);
   const int steps = tuning::strided_online_min_steps(plan.vector, problem.fused.any);
   const std::int64_t useful = divide_up(fold.dim, along * plan.items * steps);
   const std::int64_t room = tuning::kWorkspaceBytes / (columns * plan.vector * state_bytes(problem));
@@ -1177,17 +1193,18 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.shared_bytes = states_bytes_of_teams(problem, plan);
   if (plan.splits == 1 && !fold.folds) return plan;
   plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
-  const std::int64_t read = problem.elements() * bytes * sources_of(problem);
+  const std::int64_t read = bytes_read(problem);
   const int step = bytes_of_step(problem, plan);
   const int most = (tuning::dynamic_shared_bytes(device.shared_bytes_per_block) - plan.shared_bytes) / step;
-  if (tuning::strided_online_may_meet(plan.vector, problem.fused.any) && most > 0 &&
+  if (tuning::strided_online_has_vectors(plan.vector, problem.fused.any) && most > 0 &&
       (!fold.folds || tuning::strided_online_folded_meets(bytes, problem.direction)) &&
       plan.grid <= device.multiprocessors && tuning::kMeetingL2Part * read > device.l2_bytes) {
     const std::int64_t own = divide_up(divide_up(fold.dim, along * plan.items), plan.splits);
-    const std::int64_t kept = std::min<std::int64_t>(own, most) * step;
-    if (tuning::kMeetingKeptPart * kept * plan.grid >= read) {
+    const auto in_shared = std::clamp<std::int64_t>(own - tuning::kMeetingHeldSteps, 0, most);
+    const std::int64_t kept = std::min<std::int64_t>(own, in_shared + tuning::kMeetingHeldSteps);
+    if (tuning::kMeetingKeptPart * kept * step * plan.grid >= read) {
       plan.meets = true;
-      plan.shared_bytes += static_cast<int>(kept);
+      plan.shared_bytes += static_cast<int>(in_shared * step);
     }
   }
   return plan;

@@ -589,6 +589,21 @@ inline constexpr Array kColumnWordsShapes{
     ColumnsShape{256, 256, 8},  ColumnsShape{kLineBytes, 320, 8},  ColumnsShape{kLineBytes, 192, 16},
     ColumnsShape{256, 512, 16}, ColumnsShape{kLineBytes, 512, 16},
 };
+// Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors for less than half a
+// line (an H200 takes for 32768 x 4096 of 16 bits, dim 0, 232 us, read twice 207; 24576 x 2048 89, 80; of float32 414,
+// 401), of such as overlap for less than one (8 x 16000 x 700 of float32: 339, 317), of words of 16 bits, by large
+// blocks, for no more than one (12 x 5000 x 333: 48, 39; of float32 69, 80). Backward, only by large blocks (8 x 16000
+// x 700 of float32: 490, 461; but 8 x 10000 x 700 by small ones 251, 282).
+constexpr bool columns_rather_read_twice(int vector_bytes, int source_bytes, Direction direction, bool overlaps,
+                                         const ColumnsShape& shape) {
+  const bool forward = direction == Direction::forward, large = shape.threads > 256;
+  if (shape.cluster < kGpc || (!forward && !large)) return false;
+  if (are_vectors(vector_bytes)) return shape.segment < (overlaps ? kLineBytes : kLineBytes / 2);
+  return source_bytes == 2 && forward && large && shape.segment <= kLineBytes;
+}
+// Where what is read is at least such a part of L2: of less, it takes as long as launches and meetings do (7 x 4500 x
+// 260 of 16 bits: 22.6 us, in clusters 20.6; 1 x 30000 x 100 of float32 21.9, 14.8; but 1 x 20000 x 500 40.2, 42.0).
+inline constexpr int kColumnsTwiceL2Part = 2;
 // a sector has as many words as results of 16 bits: half of the shortest segment
 static_assert(kColumnWordsShapes.back().segment >= 2 * (kSectorBytes / 2 * kColumnsWordBytes));
 
@@ -646,45 +661,54 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
 // each (4602 x 90 x 81 of 16 bits: 57 us, words of four threads 67; but 10000 x 50 x 147, of two: 111, 105; and in
 // tiles of parts, 500 x 300 x 199: 94, 64; 3072 x 197 x 197: 243, 238).
 inline constexpr int kTileWordsThreads = 2;
-// What takes a whole GPC, as half of one has no room for half a line of each row, is better read twice (2 x 18589 x 834
-// of float32: 217 us backward, 370; forward 164, 221; as vectors, 14278 x 7448: 364, 414; 2 x 18589 x 833 of 16 bits:
-// 126, 142). Not so, as far as is known, of float64 and of what is fused.
-constexpr bool tile_may_take_gpc(int source_bytes, bool fused) { return source_bytes == 8 || fused; }
+// Likewise, so many blocks of a cluster, or more, take longer than to read vectors twice (an H200 takes for 4 x 10000 x
+// 501 of float32 110 us, 78, of 16 bits 66, 38; 6 x 3333 x 1111 of float32 125, 96, of 16 bits 74, 58; backward, 12 x
+// 5000 x 333 of float32 142, 108, of 16 bits 91, 59).
+inline constexpr int kTileRatherTwice = 4;
+// Likewise (1 x 10000 x 201 of float32: 18.7 us, as tiles 16.2, of 16 bits 20.1, 13.4; 1 x 30000 x 250 of 16 bits 23.2,
+// 36.1; backward, of 16 bits, 1 x 5000 x 201 13.8, 11.7; 1 x 9000 x 131 17.0, 20.4).
+constexpr int tile_twice_l2_part(Direction direction) { return direction == Direction::forward ? 5 : 14; }
 
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;
 inline constexpr std::int64_t kWorkspaceBytes = 1 << 20;  // of splits, at most, if there are several
 inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
 inline constexpr int kStridedOnlineThreads = kStridedOnlineBlock * kStridedOnlineMinBlocks;
+// Vectors of which nothing is fused have a kernel of their own: fewer threads, with 128 registers, who have two steps
+// of as many vectors under way, and hold them between the passes, where blocks meet.
+constexpr bool strided_online_has_vectors(int vector, bool fused) { return vector > 1 && !fused; }
+inline constexpr int kStridedVectorsThreads = 512;
+constexpr int strided_online_threads(int vector, bool fused) {
+  return strided_online_has_vectors(vector, fused) ? kStridedVectorsThreads : kStridedOnlineThreads;
+}
 // Tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of those blocks.
-// Vectors of which nothing is fused always: each has the states of several columns (an H100 takes for 4 x 30000 x 257
+// Those of vectors always: each has the states of several columns (an H100 takes for 4 x 30000 x 257
 // of 16 bits, folded, 99 us, by three blocks 138; 2 x 18589 x 834 of 16 bits 99, 121; 1 x 33333 x 3072, not split,
 // 219).
 inline constexpr int kStridedOnlineLarge = 16;
-constexpr bool strided_online_combines(int vector, bool fused) { return vector > 1 && !fused; }
 // Steps that a thread has at least, of as many elements of dim as it holds at once (of vectors, 1 x 60001 x 33 of
 // float32: 23.5 us, of four steps 26.5, of one 23.9; 1 x 400001 x 3 19.3, 25.2, 20.6).
 constexpr int strided_online_min_steps(int vector, bool fused) {
-  return strided_online_combines(vector, fused) ? 2 : 4;
+  return strided_online_has_vectors(vector, fused) ? 2 : 4;
 }
 constexpr int strided_vector(int source_bytes, bool fused) {
   const int vector = kVectorBytes / source_bytes;
   return fused && vector > 4 ? 4 : vector;
 }
 
-// Vectors of which nothing is fused: all blocks run at once, meet between the passes, and keep in shared memory what it
-// has room for, so that the second pass need not read that (an H100 takes for 1 x 500000 x 64 of float32 136 us, two
-// launches 147, of 16 bits 75, 83, backward 105, 115; 1 x 50257 x 512 of 16 bits 58, 68; 1 x 125000 x 64 27.4, 28.4).
-// Less than so much of L2 two launches find there, and these begin while a kernel before them ends (1 x 100000 x 16 of
-// float32: 17.0, 16.7).
-constexpr bool strided_online_may_meet(int vector, bool fused) { return vector > 1 && !fused; }
+// Of vectors, all blocks run at once, meet between the passes, and keep in shared memory what it has room for, so that
+// the second pass need not read that (an H200 takes for 1 x 500000 x 64 of float32 102 us, two launches 106, of 16 bits
+// 54.3, 60.4, backward 78.9, 82.3; 1 x 50257 x 512 of 16 bits 41.8, 48.6; 1 x 125000 x 64 of float32 30.3, 33.7).
+// Less than so much of L2 two launches find there, and these begin while a kernel before them ends (an H100 takes for 1
+// x 100000 x 16 of float32 17.0 us, 16.7).
+inline constexpr int kMeetingHeldSteps = 2;  // that stay in registers
 inline constexpr int kMeetingL2Part = 6;
 // Nor is it worth it where less than such a part is kept: blocks that run at once drift apart, and two launches bring
 // them together (an H200 takes for 3 x 40000 x 700 of float32 backward 549 us, two launches 443; 1 x 40000 x 4000 of 16
 // bits 455, 410; but 1 x 500000 x 64 of float32 154, 157).
 inline constexpr int kMeetingKeptPart = 10;
-// Folded ones have no registers to spare: 4 x 30000 x 257 of 16 bits takes 90 us, two launches 100, but backward 142,
-// 139, and of float32 166, 167; 2 x 18589 x 833 of float32 179, 168.
+// Folded ones have no registers to spare: 4 x 30000 x 257 of 16 bits takes 55.2 us, two launches 62.2, but backward
+// 93.3, 83.8, and of float32 124, 116.
 constexpr bool strided_online_folded_meets(int source_bytes, Direction direction) {
   return source_bytes == 2 && direction == Direction::forward;
 }
@@ -703,12 +727,17 @@ constexpr int strided_online_lanes(int vector, int source_bytes, bool within_sec
   return within_sectors ? kWarp : kWarp / 2;
 }
 
-// Vectors that a thread works on while as many arrive: together what half of its registers hold, addresses included.
-// What is fused takes as many again, and so do the states of eight columns. Of single columns, more.
+// Vectors that a thread works on while as many arrive: of vectors of which nothing is fused, what together takes half
+// of 96 registers, the states of eight columns included, or a little less where the edges of folded ones take some (an
+// H200 takes for 2 x 18589 x 833 of float32 117 us, 120 by six, 4 x 30000 x 257 113.6, 116); elsewhere half of what it
+// has, addresses included. What is fused takes as many again. Of single columns, more.
 inline constexpr int kStridedOnlineSingles = 6;
-constexpr int strided_online_items(int vector, int source_bytes, Direction direction, bool fused) {
+constexpr int strided_online_items(int vector, int source_bytes, Direction direction, bool fused, bool folds) {
+  const bool forward = direction == Direction::forward;
+  if (strided_online_has_vectors(vector, fused))
+    return !forward || source_bytes == 8 ? 2 : source_bytes == 2 ? 4 : folds ? 5 : 6;
   if (vector == 1 && !fused && source_bytes < 8) return kStridedOnlineSingles / held_operands(direction);
-  return fused ? 1 : direction == Direction::backward ? 2 : source_bytes == 2 ? 3 : 4;
+  return fused ? 1 : forward ? 4 : 2;
 }
 
 }  // namespace ndsoftmax::tuning

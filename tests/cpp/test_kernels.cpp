@@ -246,9 +246,10 @@ int main() {
   CHECK(runs["cluster, clusters, twice"] >= 10);
   // columns that are long for the shared memory of a block, and fold into vectors, of slabs that begin anywhere
   const std::vector<testing::Case> long_columns{
-      {{2, 9000, 33}, {}, {1}},     {{1, 9001, 7}, {}, {1}, 3},      {{2, 13000, 2}, {26003, 2, 1}, {1}, 1},
-      {{2, 7000, 8}, {}, {1}, 1},   {{3, 8000, 21}, {}, {1}, 5},     {{1, 20001, 1, 3}, {}, {1}},
-      {{2, 4001, 300}, {}, {1}, 7}, {{1, 4000, 3}, {}, {1}, 2, true}};
+      {{2, 9000, 33}, {}, {1}},     {{1, 9001, 7}, {}, {1}, 3},       {{2, 13000, 2}, {26003, 2, 1}, {1}, 1},
+      {{2, 7000, 8}, {}, {1}, 1},   {{3, 8000, 21}, {}, {1}, 5},      {{1, 20001, 1, 3}, {}, {1}},
+      {{2, 4001, 300}, {}, {1}, 7}, {{1, 4000, 3}, {}, {1}, 2, true}, {{2, 6007, 16}, {}, {1}},
+      {{1, 9005, 64}, {}, {1}},     {{4500, 128}, {}, {0}},           {{1, 4800, 3, 24}, {}, {1}}};
   runs = testing::run(long_columns, {ampere}, 5, launch);
   CHECK(runs["strided, folded, twice"] > 40);
   CHECK(runs["strided, folded, twice, meeting"] > 3);

@@ -221,16 +221,26 @@ int main() {
     CHECK(covers(rows, here));
   }
 
-  // columns so long that a part of a strip would take a GPC, or sectors be written in parts: read twice
+  // columns so long that a GPC has room for short segments of them alone, or for parts of tiles: read twice, unless
+  // they are so few that this would take longer
   {
     Device h200 = hopper;
     h200.multiprocessors = 132;
+    h200.l2_bytes = 60 << 20;
     CHECK(plan(problem(2, 18589, 833), h200).passes == 2);
     CHECK(plan(problem(2, 18589, 833, DType::float16), h200).passes == 2);
     CHECK(plan(problem(1, 25000, 4008, DType::float16), h200).passes == 2);
     CHECK(plan(problem(1, 50257, 512), h200).passes == 2);
-    CHECK(plan(problem(1, 32000, 1024), h200).passes == 1);
-    CHECK(plan(problem(1, 25000, 4096, DType::float16), h200).passes == 1);
+    CHECK(plan(problem(1, 32000, 1024), h200).passes == 2);
+    CHECK(plan(problem(1, 32000, 64), h200).passes == 1);
+    CHECK(plan(problem(1, 20000, 4096), h200).passes == 1);
+    CHECK(plan(problem(1, 25000, 4096, DType::float16), h200).passes == 2);
+    CHECK(plan(problem(12, 5000, 333), h200).passes == 1);
+    CHECK(plan(problem(12, 5000, 333, DType::float16), h200).passes == 2);
+    CHECK(plan(problem(2, 5000, 333, DType::float16), h200).passes == 1);
+    CHECK(plan(problem(12, 5000, 333, DType::float32, true), h200).passes == 2);
+    CHECK(plan(problem(4, 10000, 501), h200).passes == 2);
+    CHECK(plan(problem(1, 10000, 201), h200).staged);
     CHECK(plan(problem(1, 40000, 1024, DType::float32, true), h200).passes == 2);
     CHECK(plan(problem(1, 20000, 4096, DType::float32, true), h200).passes == 1);
   }
