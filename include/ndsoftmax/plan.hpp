@@ -47,7 +47,7 @@ struct Plan {
   bool together = false;  // rows follow each other that share a mask or a bias, so that caches have it: see
                           // rows_in_order()
   bool meets = false;  // strided, read twice: all blocks run at once, meet between the passes, and keep meanwhile what
-                       // shared_bytes has room for
+                       // registers and shared_bytes have room for
   int log2_dim = 0;    // warp, not staged: of the row, rounded up to a power of two, but at most 11
   int vector = 1;      // elements moved by one access; strided: columns that a thread works on at once
   int items = 1;       // accesses a thread holds in registers; cluster: and in shared_bytes, if there are any

@@ -11,12 +11,12 @@
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
 // through distributed shared memory. Where it is longer still, or a tile not worth its blocks: the online softmax,
 // which reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, in two
-// launches, as in online.cu, or in one whose blocks all run at once, and which keeps as much as shared memory has room
-// for (Plan::meets). So do those of columns that vectors do not divide, and that are folded: a column then has several
-// copies, a strip apart, each with some of its elements. Any strides, any number of groups on every axis; only kColumns
-// > 1 assumes that dim is one group, and that the innermost group of columns has stride 1. Where dim is several,
-// elements are copied one by one, and results go back into the tile first, which needs them to be of the source's type
-// (tile_plan() sees to that).
+// launches, as in online.cu, or in one whose blocks all run at once, and which keeps what registers and shared memory
+// have room for (Plan::meets). So do those of columns that vectors do not divide, and that are folded: a column then
+// has several copies, a strip apart, each with some of its elements. Any strides, any number of groups on every axis;
+// only kColumns > 1 assumes that dim is one group, and that the innermost group of columns has stride 1. Where dim is
+// several, elements are copied one by one, and results go back into the tile first, which needs them to be of the
+// source's type (tile_plan() sees to that).
 #include <bit>
 
 #include "cuda/async.cuh"
@@ -49,7 +49,7 @@ struct StridedArguments {
   StridedTile tile;
   work::Divider words;  // of a strip of the tile
   Phase phase;
-  int kept_steps;  // where blocks meet: of which each keeps what it loads
+  int kept_steps;  // where blocks meet: of which each keeps in shared memory what it loads
   // Where columns are folded, and the rest is of those; in elements.
   struct {
     std::int64_t slab;   // dim times the columns
@@ -1015,7 +1015,8 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
   const auto [first, apart] = work::turns_of(split, splits, step);
   const auto base_of = [&, first = first, apart = apart](int i) { return first + i * apart; };
 
-  // Of the steps that have any, these have all.
+  // The thread's steps; the whole ones, without edges, are `count` from `begin` on. The others, one before and one
+  // after at most, are done apart.
   const auto steps_until = [&, first = first, apart = apart](std::int64_t end) {
     return first < end ? static_cast<int>(quotient(end - 1 - first, apart)) + 1 : 0;
   };
@@ -1049,6 +1050,7 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
   };
 
   Raws earlier, later;
+  static_assert(tuning::kMeetingHeldSteps == 2);  // these
   State state[kVector];
   if (arguments.phase != Phase::write) {
     if (count > 1) load(1, later);

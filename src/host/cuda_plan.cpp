@@ -659,10 +659,26 @@ std::int64_t bytes_read(const Problem& problem) {
   return problem.elements() * size_of(problem.source) * sources_of(problem);
 }
 
-// Whether so much is read, compared with L2, that vectors may as well be read twice. Not so, as far as is known, of
-// float64 and of what is fused.
-bool worth_reading_twice(const Problem& problem, const Device& device, int l2_part) {
-  return size_of(problem.source) < 8 && !problem.fused.any && l2_part * bytes_read(problem) >= device.l2_bytes;
+// Columns that a thread moves at once, where they are read twice. Folded ones tell their states through the workspace.
+int vector_read_twice(const Problem& problem, const Device& device) {
+  if (device.compute_capability < tuning::kAllKernelsFrom) return 1;
+  const int bytes = size_of(problem.source);
+  Plan plan;
+  plan.regime = Regime::strided;
+  plan.passes = 2;
+  plan.vector = tuning::strided_vector(bytes, problem.fused.any);
+  if (columns_are_vectors(problem, plan.vector)) return plan.vector;
+  const bool folds =
+      tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector) &&
+      problem.outer.size * fold_of(problem, plan).columns * state_bytes(problem) <= tuning::kWorkspaceBytes;
+  return folds ? plan.vector : 1;
+}
+
+// Whether columns may as well be read twice: as vectors, and where so much is read, compared with L2. Not so, as far as
+// is known, of float64 and of what is fused.
+bool may_as_well_read_twice(const Problem& problem, const Device& device, int l2_part) {
+  return size_of(problem.source) < 8 && !problem.fused.any && vector_read_twice(problem, device) > 1 &&
+         l2_part * bytes_read(problem) >= device.l2_bytes;
 }
 
 // Whether some rows of a result begin within a sector.
@@ -798,7 +814,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
     const auto rather_twice = [&](const tuning::ColumnsShape& shape) {
       return tuning::columns_rather_read_twice(vector * bytes, bytes, problem.direction, overlaps, shape) &&
-             worth_reading_twice(problem, device, tuning::kColumnsTwiceL2Part);
+             may_as_well_read_twice(problem, device, tuning::kColumnsTwiceL2Part);
     };
     const auto any_fits = [&](const auto& shapes) {
       const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment, int most_cluster) {
@@ -1123,19 +1139,18 @@ int bytes_of_step(const Problem& problem, const Plan& plan) {
   return plan.block * plan.items * plan.vector * size_of(problem.source) * sources_of(problem);
 }
 
-// Columns that a thread moves at once, where they are read twice. Folded ones tell their states through the workspace.
-int vector_read_twice(const Problem& problem, const Device& device) {
-  if (device.compute_capability < tuning::kAllKernelsFrom) return 1;
+// Whether a tile takes longer.
+bool rather_read_twice(const Problem& problem, const Device& device, const Plan& tile) {
   const int bytes = size_of(problem.source);
-  Plan plan;
-  plan.regime = Regime::strided;
-  plan.passes = 2;
-  plan.vector = tuning::strided_vector(bytes, problem.fused.any);
-  if (columns_are_vectors(problem, plan.vector)) return plan.vector;
-  const bool folds =
-      tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector) &&
-      problem.outer.size * fold_of(problem, plan).columns * state_bytes(problem) <= tuning::kWorkspaceBytes;
-  return folds ? plan.vector : 1;
+  if (bytes == 8 || problem.fused.any) return false;
+  if (vector_read_twice(problem, device) > 1)
+    return tile.cluster >= tuning::kTileRatherTwice &&
+           may_as_well_read_twice(problem, device, tuning::tile_twice_l2_part(problem.direction));
+  const std::int64_t strip = strip_of(problem),
+                     half_line = std::min<std::int64_t>(strip, tuning::kLineBytes / 2 / bytes);
+  const std::int64_t rows = divide_up(problem.dim.size, tuning::kGpc / 2);
+  return tile.cluster == tuning::kGpc && tile.rows_per_block < strip &&
+         rows * half_line * bytes * sources_of(problem) > tuning::kTileLastBytes;
 }
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
@@ -1152,10 +1167,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     const auto tile = tile_plan(problem, device, architecture);
     const bool whole = tile && tile->cluster == 1 && tile->rows_per_block >= strip_of(problem);
     if (held && !(whole && held->threads_per_row > tuning::kTileWordsThreads)) return *held;
-    const bool rather_twice = tile && tile->cluster >= tuning::kTileRatherTwice &&
-                              vector_read_twice(problem, device) > 1 &&
-                              worth_reading_twice(problem, device, tuning::tile_twice_l2_part(problem.direction));
-    if (tile && !rather_twice) return *tile;
+    if (tile && !rather_read_twice(problem, device, *tile)) return *tile;
     if (!tiles_take_dim(problem))
       plan.why = "several dimensions, and results of another type: online softmax over columns, then a second pass";
   }
@@ -1196,7 +1208,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const std::int64_t read = bytes_read(problem);
   const int step = bytes_of_step(problem, plan);
   const int most = (tuning::dynamic_shared_bytes(device.shared_bytes_per_block) - plan.shared_bytes) / step;
-  if (tuning::strided_online_has_vectors(plan.vector, problem.fused.any) && most > 0 &&
+  if (tuning::strided_online_has_vectors(plan.vector, problem.fused.any) && most >= 0 &&
       (!fold.folds || tuning::strided_online_folded_meets(bytes, problem.direction)) &&
       plan.grid <= device.multiprocessors && tuning::kMeetingL2Part * read > device.l2_bytes) {
     const std::int64_t own = divide_up(divide_up(fold.dim, along * plan.items), plan.splits);

@@ -49,7 +49,7 @@ struct Fold {
 };
 Fold fold_of(const Problem& problem, const Plan& plan);
 
-// Of the steps of a block of a strided plan that meets the others, those whose vectors it keeps.
+// Of the steps of a block of a strided plan that meets the others, those whose vectors it keeps in shared memory.
 int kept_steps(const Problem& problem, const Plan& plan);
 // The same in two launches, whose blocks need not all run at once.
 Plan without_meeting(const Problem& problem, const Plan& plan);

@@ -612,9 +612,10 @@ static_assert(kColumnWordsShapes.back().segment >= 2 * (kSectorBytes / 2 * kColu
 // eight are resident (64 registers a thread); a long dim needs more to have segments of memory worth the name, and gets
 // twice the threads. So a thread has 128 to 256 bytes, and a multiprocessor 768 to 1024 threads that exponentiate.
 inline constexpr int kTileBytes = 24 * 1024;
-inline constexpr int kTileSmallBytes = 32 * 1024;   // at most: kTileBlock threads; else kTileMaxBlock
-inline constexpr int kTileMostBytes = 64 * 1024;    // three blocks fit on a multiprocessor of 228 KiB
-inline constexpr int kTileLastBytes = 104 * 1024;   // two: where nothing smaller fits, still better than reading twice
+inline constexpr int kTileSmallBytes = 32 * 1024;  // at most: kTileBlock threads; else kTileMaxBlock
+inline constexpr int kTileMostBytes = 64 * 1024;   // three blocks fit on a multiprocessor of 228 KiB
+inline constexpr int kTileLastBytes =
+    104 * 1024;  // two: where nothing smaller fits, still better than reading single columns twice
 inline constexpr int kTileMeetingBytes = 8 * 1024;  // beside that of a cluster's block, for states
 inline constexpr int kTileGrid = 16;                // blocks a multiprocessor, two waves, before tiles become smaller
 inline constexpr int kTileLeastBytes = 12 * 1024;   // than which they do not: 96 KiB a multiprocessor
@@ -633,7 +634,8 @@ inline constexpr int kTileMinRows = 64;    // of dim, that a block of a cluster 
 
 // Bytes of neighbouring columns that a tile has for each element of dim, and blocks that share dim: the first pair that
 // fits is taken. Segments shorter than a line of 128 bytes cost some of memory's speed, clusters some of a block's time
-// to wait for each other; a sector of 32 bytes is still better than reading twice.
+// to wait for each other; a sector of 32 bytes is still better than reading single columns
+// twice, or little of vectors.
 struct TileShape {
   int segment, cluster;
 };
@@ -661,12 +663,14 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
 // each (4602 x 90 x 81 of 16 bits: 57 us, words of four threads 67; but 10000 x 50 x 147, of two: 111, 105; and in
 // tiles of parts, 500 x 300 x 199: 94, 64; 3072 x 197 x 197: 243, 238).
 inline constexpr int kTileWordsThreads = 2;
-// Likewise, so many blocks of a cluster, or more, take longer than to read vectors twice (an H200 takes for 4 x 10000 x
-// 501 of float32 110 us, 78, of 16 bits 66, 38; 6 x 3333 x 1111 of float32 125, 96, of 16 bits 74, 58; backward, 12 x
-// 5000 x 333 of float32 142, 108, of 16 bits 91, 59).
+// A tile of so many blocks, or more, takes longer than to read vectors twice (an H200 takes for 4 x 10000 x 501 of
+// float32 110 us, 78, of 16 bits 66, 38; 6 x 3333 x 1111 of float32 125, 96, of 16 bits 74, 58; backward, 12 x 5000 x
+// 333 of float32 142, 108, of 16 bits 91, 59). Single columns, where no vectors can be read, only where a GPC is taken,
+// as half of one has no room for half a line of each row.
 inline constexpr int kTileRatherTwice = 4;
-// Likewise (1 x 10000 x 201 of float32: 18.7 us, as tiles 16.2, of 16 bits 20.1, 13.4; 1 x 30000 x 250 of 16 bits 23.2,
-// 36.1; backward, of 16 bits, 1 x 5000 x 201 13.8, 11.7; 1 x 9000 x 131 17.0, 20.4).
+// Where what vectors read is at least such a part of L2 (1 x 10000 x 201 of float32: 18.7 us, as tiles 16.2, of 16 bits
+// 20.1, 13.4; 1 x 30000 x 250 of 16 bits 23.2, 36.1; backward, of 16 bits, 1 x 5000 x 201 13.8, 11.7; 1 x 9000 x 131
+// 17.0, 20.4).
 constexpr int tile_twice_l2_part(Direction direction) { return direction == Direction::forward ? 5 : 14; }
 
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
@@ -682,7 +686,7 @@ constexpr int strided_online_threads(int vector, bool fused) {
   return strided_online_has_vectors(vector, fused) ? kStridedVectorsThreads : kStridedOnlineThreads;
 }
 // Tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of those blocks.
-// Those of vectors always: each has the states of several columns (an H100 takes for 4 x 30000 x 257
+// Those of vectors are: each has the states of several columns (an H100 takes for 4 x 30000 x 257
 // of 16 bits, folded, 99 us, by three blocks 138; 2 x 18589 x 834 of 16 bits 99, 121; 1 x 33333 x 3072, not split,
 // 219).
 inline constexpr int kStridedOnlineLarge = 16;
@@ -696,11 +700,11 @@ constexpr int strided_vector(int source_bytes, bool fused) {
   return fused && vector > 4 ? 4 : vector;
 }
 
-// Of vectors, all blocks run at once, meet between the passes, and keep in shared memory what it has room for, so that
-// the second pass need not read that (an H200 takes for 1 x 500000 x 64 of float32 102 us, two launches 106, of 16 bits
-// 54.3, 60.4, backward 78.9, 82.3; 1 x 50257 x 512 of 16 bits 41.8, 48.6; 1 x 125000 x 64 of float32 30.3, 33.7).
-// Less than so much of L2 two launches find there, and these begin while a kernel before them ends (an H100 takes for 1
-// x 100000 x 16 of float32 17.0 us, 16.7).
+// Of vectors, all blocks run at once, meet between the passes, and keep in registers and shared memory what these have
+// room for, so that the second pass need not read that (an H200 takes for 1 x 500000 x 64 of float32 102 us, two
+// launches 106, of 16 bits 54.3, 60.4, backward 78.9, 82.3; 1 x 50257 x 512 of 16 bits 41.8, 48.6; 1 x 125000 x 64 of
+// float32 30.3, 33.7). Less than so much of L2 two launches find there, and these begin while a kernel before them ends
+// (an H100 takes for 1 x 100000 x 16 of float32 17.0 us, 16.7).
 inline constexpr int kMeetingHeldSteps = 2;  // that stay in registers
 inline constexpr int kMeetingL2Part = 6;
 // Nor is it worth it where less than such a part is kept: blocks that run at once drift apart, and two launches bring

@@ -241,6 +241,10 @@ int main() {
     CHECK(plan(problem(12, 5000, 333, DType::float32, true), h200).passes == 2);
     CHECK(plan(problem(4, 10000, 501), h200).passes == 2);
     CHECK(plan(problem(1, 10000, 201), h200).staged);
+    // which single columns rather are not, where vectors would need too much workspace
+    CHECK(plan(problem(60, 5000, 333, DType::float16), h200).passes == 1);
+    CHECK(!plan(problem(60, 5000, 333, DType::float16), h200).staged);
+    CHECK(plan(problem(100, 20885, 333), h200).vector == 1 && plan(problem(100, 20885, 333), h200).passes == 2);
     CHECK(plan(problem(1, 40000, 1024, DType::float32, true), h200).passes == 2);
     CHECK(plan(problem(1, 20000, 4096, DType::float32, true), h200).passes == 1);
   }
