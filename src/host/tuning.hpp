@@ -589,17 +589,18 @@ inline constexpr Array kColumnWordsShapes{
     ColumnsShape{256, 256, 8},  ColumnsShape{kLineBytes, 320, 8},  ColumnsShape{kLineBytes, 192, 16},
     ColumnsShape{256, 512, 16}, ColumnsShape{kLineBytes, 512, 16},
 };
-// Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors for less than half a
-// line (an H200 takes for 32768 x 4096 of 16 bits, dim 0, 232 us, read twice 207; 24576 x 2048 89, 80; of float32 414,
-// 401), of such as overlap for less than one (8 x 16000 x 700 of float32: 339, 317), of words of 16 bits, by large
-// blocks, for no more than one (12 x 5000 x 333: 48, 39; of float32 69, 80). Backward, only by large blocks (8 x 16000
-// x 700 of float32: 490, 461; but 8 x 10000 x 700 by small ones 251, 282).
+// Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
+// than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of
+// float32 414, 401 and 312, 342), of such as overlap for less than one (8 x 16000 x 700 of float32: 339, 317), of words
+// of 16 bits, by large blocks, for no more than one (12 x 5000 x 333: 48, 39; of float32 69, 80). Backward, only by
+// large blocks (8 x 16000 x 700 of float32: 490, 461; but 8 x 10000 x 700 by small ones 251, 282).
 constexpr bool columns_rather_read_twice(int vector_bytes, int source_bytes, Direction direction, bool overlaps,
                                          const ColumnsShape& shape) {
   const bool forward = direction == Direction::forward, large = shape.threads > 256;
   if (shape.cluster < kGpc || (!forward && !large)) return false;
-  if (are_vectors(vector_bytes)) return shape.segment < (overlaps ? kLineBytes : kLineBytes / 2);
-  return source_bytes == 2 && forward && large && shape.segment <= kLineBytes;
+  if (overlaps && are_vectors(vector_bytes)) return shape.segment < kLineBytes;
+  if (source_bytes != 2 || !forward) return false;
+  return are_vectors(vector_bytes) ? shape.segment < kLineBytes / 2 : large && shape.segment <= kLineBytes;
 }
 // Where what is read is at least such a part of L2: of less, it takes as long as launches and meetings do (7 x 4500 x
 // 260 of 16 bits: 22.6 us, in clusters 20.6; 1 x 30000 x 100 of float32 21.9, 14.8; but 1 x 20000 x 500 40.2, 42.0).
