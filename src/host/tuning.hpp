@@ -613,10 +613,9 @@ static_assert(kColumnWordsShapes.back().segment >= 2 * (kSectorBytes / 2 * kColu
 // eight are resident (64 registers a thread); a long dim needs more to have segments of memory worth the name, and gets
 // twice the threads. So a thread has 128 to 256 bytes, and a multiprocessor 768 to 1024 threads that exponentiate.
 inline constexpr int kTileBytes = 24 * 1024;
-inline constexpr int kTileSmallBytes = 32 * 1024;  // at most: kTileBlock threads; else kTileMaxBlock
-inline constexpr int kTileMostBytes = 64 * 1024;   // three blocks fit on a multiprocessor of 228 KiB
-inline constexpr int kTileLastBytes =
-    104 * 1024;  // two: where nothing smaller fits, still better than reading single columns twice
+inline constexpr int kTileSmallBytes = 32 * 1024;   // at most: kTileBlock threads; else kTileMaxBlock
+inline constexpr int kTileMostBytes = 64 * 1024;    // three blocks fit on a multiprocessor of 228 KiB
+inline constexpr int kTileLastBytes = 104 * 1024;   // two: where nothing smaller fits, still better than columns twice
 inline constexpr int kTileMeetingBytes = 8 * 1024;  // beside that of a cluster's block, for states
 inline constexpr int kTileGrid = 16;                // blocks a multiprocessor, two waves, before tiles become smaller
 inline constexpr int kTileLeastBytes = 12 * 1024;   // than which they do not: 96 KiB a multiprocessor
@@ -636,7 +635,7 @@ inline constexpr int kTileMinRows = 64;    // of dim, that a block of a cluster 
 // Bytes of neighbouring columns that a tile has for each element of dim, and blocks that share dim: the first pair that
 // fits is taken. Segments shorter than a line of 128 bytes cost some of memory's speed, clusters some of a block's time
 // to wait for each other; a sector of 32 bytes is still better than reading single columns
-// twice, or little of vectors.
+// twice, or few of vectors.
 struct TileShape {
   int segment, cluster;
 };
@@ -687,7 +686,7 @@ constexpr int strided_online_threads(int vector, bool fused) {
   return strided_online_has_vectors(vector, fused) ? kStridedVectorsThreads : kStridedOnlineThreads;
 }
 // Tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of those blocks.
-// Those of vectors are: each has the states of several columns (an H100 takes for 4 x 30000 x 257
+// Those of vectors are, as each has the states of several columns (an H100 takes for 4 x 30000 x 257
 // of 16 bits, folded, 99 us, by three blocks 138; 2 x 18589 x 834 of 16 bits 99, 121; 1 x 33333 x 3072, not split,
 // 219).
 inline constexpr int kStridedOnlineLarge = 16;
