@@ -664,8 +664,6 @@ int vector_read_twice(const Problem& problem, const Device& device) {
   if (device.compute_capability < tuning::kAllKernelsFrom) return 1;
   const int bytes = size_of(problem.source);
   Plan plan;
-  plan.regime = Regime::strided;
-  plan.passes = 2;
   plan.vector = tuning::strided_vector(bytes, problem.fused.any);
   if (columns_are_vectors(problem, plan.vector)) return plan.vector;
   const bool folds =
@@ -674,11 +672,9 @@ int vector_read_twice(const Problem& problem, const Device& device) {
   return folds ? plan.vector : 1;
 }
 
-// Whether columns may as well be read twice: as vectors, and where so much is read, compared with L2. Not so, as far as
-// is known, of float64 and of what is fused.
-bool may_as_well_read_twice(const Problem& problem, const Device& device, int l2_part) {
-  return size_of(problem.source) < 8 && !problem.fused.any && vector_read_twice(problem, device) > 1 &&
-         l2_part * bytes_read(problem) >= device.l2_bytes;
+// Whether what is read is at least such a part of L2: then vectors may as well be read twice.
+bool reads_much(const Problem& problem, const Device& device, int l2_part) {
+  return l2_part * bytes_read(problem) >= device.l2_bytes;
 }
 
 // Whether some rows of a result begin within a sector.
@@ -814,7 +810,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
     const auto rather_twice = [&](const tuning::ColumnsShape& shape) {
       return tuning::columns_rather_read_twice(vector * bytes, bytes, problem.direction, overlaps, shape) &&
-             may_as_well_read_twice(problem, device, tuning::kColumnsTwiceL2Part);
+             !problem.fused.any && vector_read_twice(problem, device) > 1 &&
+             reads_much(problem, device, tuning::kColumnsTwiceL2Part);
     };
     const auto any_fits = [&](const auto& shapes) {
       const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment, int most_cluster) {
@@ -1139,13 +1136,12 @@ int bytes_of_step(const Problem& problem, const Plan& plan) {
   return plan.block * plan.items * plan.vector * size_of(problem.source) * sources_of(problem);
 }
 
-// Whether a tile takes longer.
+// Whether a tile takes longer. Not so, as far as is known, of float64 and of what is fused.
 bool rather_read_twice(const Problem& problem, const Device& device, const Plan& tile) {
   const int bytes = size_of(problem.source);
-  if (bytes == 8 || problem.fused.any) return false;
+  if (tile.cluster < tuning::kTileRatherTwice || bytes == 8 || problem.fused.any) return false;
   if (vector_read_twice(problem, device) > 1)
-    return tile.cluster >= tuning::kTileRatherTwice &&
-           may_as_well_read_twice(problem, device, tuning::tile_twice_l2_part(problem.direction));
+    return reads_much(problem, device, tuning::tile_twice_l2_part(problem.direction));
   const std::int64_t strip = strip_of(problem),
                      half_line = std::min<std::int64_t>(strip, tuning::kLineBytes / 2 / bytes);
   const std::int64_t rows = divide_up(problem.dim.size, tuning::kGpc / 2);
