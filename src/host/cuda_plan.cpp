@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
@@ -798,13 +799,39 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto share = [&](int cluster) {
     plan.cluster = cluster;
     along = threads_for(plan.run, cluster);
+    plan.items = static_cast<int>(divide_up(divide_up(dim, cluster), along));
+    plan.threads_per_row = static_cast<int>(along * cluster);
+    plan.block = static_cast<int>(whole_warps(plan.run * along));
   };
-  const auto fits = [&](const tuning::ColumnsShape& shape) {
-    if (shape.cluster > architecture.max_cluster) return false;
+  // What all tiles take, in the time of a byte that a thread has: their waves, by what a thread does.
+  const auto cost = [&] {
+    const tuning::ColumnsKernel& kernel =
+        tuning::columns_kernel(vector * bytes, columns_kernel(problem, plan, false, shifted));
+    const double at_once =
+        tuning::clusters_at_once(device.multiprocessors, plan.cluster, kernel.max_block * kernel.blocks / plan.block);
+    const double waves = static_cast<double>(divide_up(vectors, plan.run)) / at_once;
+    const int held = plan.items * operands * vector * bytes;
+    return std::max(1.0, (waves + std::ceil(waves)) / 2) * (tuning::kColumnsOtherBytes + held);
+  };
+  // By the fewest blocks, or more, up to a power of two, if that takes less.
+  const auto fits = [&](const tuning::ColumnsShape& shape, int most_cluster) {
     plan.run =
         static_cast<int>(std::min<std::int64_t>(shape.segment / (plan.vector * bytes), power_of_two_from(strip)));
-    share(shape.cluster);
-    return plan.run * along <= std::min(shape.threads, most_threads);
+    const int most_blocks = std::min(shape.cluster, most_cluster);
+    int fewest = shape.least_cluster;
+    for (;; ++fewest) {
+      if (fewest > most_blocks) return false;
+      share(fewest);
+      if (plan.run * along <= std::min(shape.threads, most_threads)) break;
+    }
+    int best = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (auto cluster = static_cast<int>(power_of_two_from(fewest)); cluster >= fewest; --cluster) {
+      share(std::min(cluster, most_blocks));
+      if (const double takes = cost(); takes < least) best = plan.cluster, least = takes;
+    }
+    share(best);
+    return true;
   };
   const auto parts = [&] {
     const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
@@ -817,7 +844,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
       const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment, int most_cluster) {
         hold(kernel);
         return std::any_of(shapes.begin(), shapes.end(), [&](const auto& shape) {
-          return shape.segment >= least_segment && shape.cluster <= most_cluster && !rather_twice(shape) && fits(shape);
+          return shape.segment >= least_segment && !rather_twice(shape) && fits(shape, most_cluster);
         });
       };
       if (!fit(largest_kernel, 0, architecture.max_cluster)) return false;

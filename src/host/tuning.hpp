@@ -341,6 +341,12 @@ constexpr int resident_clusters(int multiprocessors, int cluster) {
   return multiprocessors / kLargestGpc * (kGpc / cluster) + rest / cluster;
 }
 
+// The same on average, where a multiprocessor takes so many blocks.
+constexpr double clusters_at_once(int multiprocessors, int cluster, int blocks) {
+  if (cluster == 1) return static_cast<double>(multiprocessors) * blocks;
+  return static_cast<double>(clustered(multiprocessors)) / kGpc * (kGpc * blocks / cluster);
+}
+
 constexpr const Architecture& architecture(int compute_capability) {
   for (const Architecture& entry : kArchitectures)
     if (compute_capability >= entry.from_compute_capability) return entry;
@@ -546,20 +552,26 @@ inline constexpr int kStaggeredMinBlocks = 22;
 // Columns of a warp, at least, of the 120 that it has room for (8000 x 13 x 239 of float32, 80 each: 87 us, words 80).
 inline constexpr int kStaggeredMinColumns = 115;
 
-// Bytes of neighbouring columns, threads of a block, and blocks that share dim: the first that holds a column is taken.
-// Several blocks on a multiprocessor, of which some load while others exponentiate, are worth more than long segments,
-// and so is that a warp has all of dim, whose states then meet without a barrier (16 x 80 x 160 x 160 of float32: 65 us
-// by half lines, 67 by whole ones and two warps, of 16 bits 37, 38).
+// Bytes of neighbouring columns, threads of a block, and blocks that share dim, at least and at most: the first that
+// holds a column is taken. Several blocks on a multiprocessor, of which some load while others exponentiate, are worth
+// more than long segments, and so is that a warp has all of dim, whose states then meet without a barrier (16 x 80 x
+// 160 x 160 of float32: 65 us by half lines, 67 by whole ones and two warps, of 16 bits 37, 38). Clusters have any
+// number of blocks: of many waves, those are fastest of which most are under way (25 x 577 x 1001 of float32: 41.9 us
+// by five, 46.6 by eight; 51 x 577 x 1001 of 16 bits 47.2, 55.3; 4 x 6000 x 1024 38.2 by ten, 43.0 by sixteen), of few,
+// those of which a thread has little (16384 x 2048, dim 0, of float32: 91.8 us by sixteen, 99.6 by thirteen; 1 x 2660 x
+// 296 5.6 by eight, 6.5 by six).
 struct ColumnsShape {
-  int segment, threads, cluster;
+  int segment, threads, least_cluster, cluster;
 };
 inline constexpr Array kColumnsShapes{
-    ColumnsShape{kLineBytes, kWarp, 1}, ColumnsShape{64, kWarp, 1},
-    ColumnsShape{kLineBytes, 128, 1},   ColumnsShape{64, 128, 1},
-    ColumnsShape{64, 256, 1},           ColumnsShape{64, 256, 2},
-    ColumnsShape{64, 256, 4},           ColumnsShape{64, 256, 8},
-    ColumnsShape{64, 256, 16},          ColumnsShape{kSectorBytes, 256, 16},
+    ColumnsShape{kLineBytes, kWarp, 1, 1}, ColumnsShape{64, kWarp, 1, 1},  ColumnsShape{kLineBytes, 128, 1, 1},
+    ColumnsShape{64, 128, 1, 1},           ColumnsShape{64, 256, 1, kGpc}, ColumnsShape{kSectorBytes, 256, 2, kGpc},
 };
+
+// What a thread does beside its items, finding them and meeting others, in the time of so many bytes of them (of 426
+// problems that this changed the clusters of, 135 took an H200 4 % less than by powers of two, one 22 % more, four 9 to
+// 11 %).
+inline constexpr int kColumnsOtherBytes = 128;
 
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
 // exponentiated. So whole lines, over more blocks, as long as these are not a GPC's. (Less time than by half lines, at
@@ -568,16 +580,16 @@ inline constexpr Array kColumnsShapes{
 // of float32, dim 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67). Masks follow,
 // unmeasured.
 inline constexpr Array kColumnsBackwardShapes{
-    ColumnsShape{kLineBytes, 128, 1}, ColumnsShape{64, 128, 1},         ColumnsShape{kLineBytes, 256, 2},
-    ColumnsShape{kLineBytes, 256, 4}, ColumnsShape{kLineBytes, 256, 8}, ColumnsShape{64, 256, 1},  // without clusters
-    ColumnsShape{64, 256, 8},         ColumnsShape{64, 256, 16},        ColumnsShape{kSectorBytes, 256, 16},
+    ColumnsShape{kLineBytes, 128, 1, 1},      ColumnsShape{64, 128, 1, 1},
+    ColumnsShape{kLineBytes, 256, 2, 8},      ColumnsShape{64, 256, 1, kGpc},
+    ColumnsShape{kSectorBytes, 256, 2, kGpc},
 };
 
 // Of rows of which some begin within a sector, so that tiles overlap by a vector: longer segments, that this be little.
 inline constexpr Array kOverlappingShapes{
-    ColumnsShape{kLineBytes, 256, 1}, ColumnsShape{kLineBytes, 256, 2},  ColumnsShape{kLineBytes, 256, 4},
-    ColumnsShape{kLineBytes, 256, 8}, ColumnsShape{kLineBytes, 256, 16}, ColumnsShape{64, 256, 16},
-    ColumnsShape{64, 512, 16},
+    ColumnsShape{kLineBytes, 256, 1, kGpc},
+    ColumnsShape{64, 256, 2, kGpc},
+    ColumnsShape{64, 512, 2, kGpc},
 };
 
 // Of words, which overlap by a sector (and single columns, which need none): longer segments, that this be little (256
@@ -585,9 +597,8 @@ inline constexpr Array kOverlappingShapes{
 // tiles), but rather than clusters of a GPC whole lines (2258 x 18174 of float32, dim 0: 146 us, of 16 bits 89; 158 and
 // 97). Warps have a row each: any number.
 inline constexpr Array kColumnWordsShapes{
-    ColumnsShape{256, 256, 1},  ColumnsShape{256, 256, 2},         ColumnsShape{256, 256, 4},
-    ColumnsShape{256, 256, 8},  ColumnsShape{kLineBytes, 320, 8},  ColumnsShape{kLineBytes, 192, 16},
-    ColumnsShape{256, 512, 16}, ColumnsShape{kLineBytes, 512, 16},
+    ColumnsShape{256, 256, 1, 8},    ColumnsShape{kLineBytes, 320, 2, 8},    ColumnsShape{kLineBytes, 256, 2, kGpc},
+    ColumnsShape{256, 512, 2, kGpc}, ColumnsShape{kLineBytes, 512, 2, kGpc},
 };
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
 // than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of

@@ -124,6 +124,9 @@ int main() {
       const Problem halves = problem(3, dim, inner, DType::float16);
       CHECK(covers(halves, plan(halves, gpu(90))));
     }
+  // many tiles in clusters of any size, of which most blocks are under way, few in larger ones
+  CHECK(plan(problem(25, 577, 1001), gpu(90)).cluster == 5);
+  CHECK(plan(problem(1, 577, 1001), gpu(90)).cluster == 8);
   const Plan folded = plan(problem(256, 132, 131), gpu(80));
   CHECK(!folded.staged && folded.vector == 4 && folded.passes == 1);
   // of 16 bits one by one, where a thread has all of few elements, or shifted words; of short strips whole ones, or
