@@ -9,7 +9,12 @@
 #define ASAN_UNPOISON_MEMORY_REGION(begin, bytes)
 #endif
 
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +26,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -220,10 +226,15 @@ class Call {
     const std::size_t first = random_bits() % 35;  // so that rows that are few are special at times, too
     for (std::int64_t i = 0; i < source_.elements(); ++i) {
       const std::size_t row = rows_[static_cast<std::size_t>(i)];
-      const double probability =
-          2 * std::generate_canonical<double, 32>(random_bits) / static_cast<double>(problem.dim.size);
-      double x = case_.peaked ? (i % 397 == 11 ? 60 : normal(0.05)) : normal(2), g = normal(1);
-      if (backward()) x = log_ ? std::log(probability + 1e-6) : probability;
+      double x = 0, g = 0;
+      if (backward()) {
+        const double probability =
+            2 * std::generate_canonical<double, 32>(random_bits) / static_cast<double>(problem.dim.size);
+        x = log_ ? std::log(probability + 1e-6) : probability;
+        g = normal(1);
+      } else {
+        x = case_.peaked ? (i % 397 == 11 ? 60 : normal(0.05)) : normal(2);
+      }
       if (problem.fused.any && !aliased_) {
         if ((first + row) % 7 == 3 && one_in(16)) (backward() ? g : x) = one_in(2) ? NAN : INFINITY;
         if ((first + row) % 5 == 4) x = !backward() ? -INFINITY : fusion_.dead_rows_are_zero ? empty() : NAN;
@@ -355,6 +366,35 @@ class Call {
 
 // ------------------------------------------------------------------------------------------------ runs
 
+// Calls work(unit, say) once for every unit below `units`, in one process a core, each of which takes the next unit
+// when it is done with one. Random bits depend on the unit, not on who took it. Returns how often each line was said.
+template <typename Work>
+std::map<std::string, int> count_in_processes(std::size_t units, const Work& work) {
+  using Counter = std::atomic<std::size_t>;
+  void* const shared = mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  Counter& next = *new (shared) Counter{0};
+  int ends[2];
+  CHECK_EQUAL(pipe(ends), 0);
+  std::fflush(stdout);
+  for (unsigned core = 0; core < std::thread::hardware_concurrency(); ++core)
+    if (fork() == 0) {
+      failures = 0;
+      for (std::size_t unit; (unit = next++) < units;) {
+        random_bits.seed(unit);
+        work(unit, [&](const std::string& line) { dprintf(ends[1], "%s\n", line.c_str()); });
+      }
+      std::exit(summary());
+    }
+  close(ends[1]);
+  std::map<std::string, int> counts;
+  std::FILE* const lines = fdopen(ends[0], "r");
+  for (char line[100]; std::fscanf(lines, "%99[^\n]%*c", line) == 1;) ++counts[line];
+  std::fclose(lines);
+  for (int status; wait(&status) > 0;) CHECK_EQUAL(status, 0);  // else it failed, or a signal ended it
+  munmap(shared, sizeof(Counter));
+  return counts;
+}
+
 // Every case in all dtypes, forward and backward, plain and fused, as it is planned; of the plans that can be forced on
 // it one in `sparse`; where only some plans are `wanted`, of those alone. launch(problem, plan, device, addresses).
 // Prints how much of what was run, and returns it, and the "total".
@@ -368,8 +408,7 @@ std::map<std::string, int> run(
   std::vector<std::optional<Regime>> regimes{std::nullopt};
   for (const char* name : {"warp", "block", "cluster", "online", "split", "strided"})
     regimes.push_back(regime_from(name, "regime"));
-  std::map<std::string, int> runs;
-  const auto once = [&](Call call, std::optional<Regime> regime) {
+  const auto once = [&](Call call, std::optional<Regime> regime, const auto& say) {
     const Device& device = devices[random_bits() % devices.size()];
     Plan chosen;
     try {
@@ -382,21 +421,24 @@ std::map<std::string, int> run(
     call.fill();
     launch(call.problem, chosen, device, call.addresses());
     CHECK(call.check(chosen));
-    ++runs[std::string(name_of(chosen.regime)) + (chosen.cluster > 1 ? ", clusters" : "") +
-           (chosen.regime == Regime::cluster && chosen.passes > 1 ? ", twice" : "") +
-           (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
-           (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
-           (chosen.regime == Regime::strided && staggers_columns(chosen) ? ", staggered" : "") +
-           (chosen.meets ? ", meeting" : "") + (call.problem.fused.any ? ", fused" : "")];
-    ++runs["total"];
+    say(std::string(name_of(chosen.regime)) + (chosen.cluster > 1 ? ", clusters" : "") +
+        (chosen.regime == Regime::cluster && chosen.passes > 1 ? ", twice" : "") +
+        (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
+        (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
+        (chosen.regime == Regime::strided && staggers_columns(chosen) ? ", staggered" : "") +
+        (chosen.meets ? ", meeting" : "") + (call.problem.fused.any ? ", fused" : ""));
+    say("total");
   };
-  for (const Case& c : cases)
+  auto runs = count_in_processes(cases.size() * std::size(pairs), [&](std::size_t unit, const auto& say) {
+    const auto& [narrow, wide] = pairs[unit % std::size(pairs)];
     for (const auto& regime : regimes)
-      for (const auto& [narrow, wide] : pairs)
-        for (const bool backward : {false, true})
-          for (const bool fused : {false, true})
-            if (!regime || one_in(sparse))
-              once(Call(c, backward, backward ? wide : narrow, backward ? narrow : wide, fused), regime);
+      for (const bool backward : {false, true})
+        for (const bool fused : {false, true})
+          if (!regime || one_in(sparse))
+            once(Call(cases[unit / std::size(pairs)], backward, backward ? wide : narrow, backward ? narrow : wide,
+                      fused),
+                 regime, say);
+  });
   for (const auto& [what, count] : runs) std::printf("%5d %s\n", count, what.c_str());
   return runs;
 }

@@ -220,12 +220,11 @@ int main() {
       {{2, 700, 8}, {}, {1}, 0, true},
       {{3000, 6}, {}, {0}, 0, true},
   };
-  int launches = 0;
   const auto launch = [&](const Problem& problem, const Plan& plan, const Device& on, const Addresses& addresses) {
     std::vector<std::max_align_t> workspace(static_cast<std::size_t>(plan.workspace_bytes) / sizeof(std::max_align_t) +
                                             1);
     std::memset(workspace.data(), 0xff, workspace.size() * sizeof(workspace[0]));  // NaN: what is read has been written
-    emulator::most_at_once = ++launches % 3 == 0 ? 0 : 64;  // others may have a GPU's multiprocessors
+    emulator::most_at_once = testing::one_in(3) ? 0 : 64;  // others may have a GPU's multiprocessors
     cuda::launch(problem, plan, on, addresses, workspace.data(), nullptr);
   };
   auto runs = testing::run(cases, {device, small, blackwell, ampere, old}, 5, launch);
