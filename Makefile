@@ -23,7 +23,7 @@ demo: $(VENV)/installed  ## install into .venv and show what ndsoftmax does on t
 test: $(VENV)/tested-with build/cpp-tests/CMakeCache.txt  ## install into .venv and run all tests
 	$(BIN)/cmake --build build/cpp-tests
 	$(BIN)/ctest --test-dir build/cpp-tests --output-on-failure --no-tests=error
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/linted-with  ## formatting, style and types
 	$(BIN)/ruff check .
@@ -75,7 +75,7 @@ $(VENV)/installed: $(SOURCES) $(VENV)/torch
 	touch $@
 
 $(VENV)/tested-with: $(VENV)/installed
-	$(BIN)/python -m pip install pytest hypothesis expecttest cmake ninja rich matplotlib $(DOCS)
+	$(BIN)/python -m pip install pytest pytest-xdist hypothesis expecttest cmake ninja rich matplotlib $(DOCS)
 	touch $@
 
 $(VENV)/benched-with: $(VENV)/installed

@@ -122,8 +122,9 @@ def assert_forward(got: Tensor, x: Tensor, dim: Dims, *, log: bool) -> None:
 def assert_close(got: Tensor, exact: Tensor, magnitude: Tensor, eps: float | None = None) -> None:
     """`got` is `exact` up to rounding errors (of relative size eps) of terms of the given magnitude."""
     limits = torch.finfo(got.dtype)
-    allowed = 16 * (limits.eps if eps is None else eps) * magnitude + limits.eps * exact.abs() + limits.tiny
-    error = torch.where(got == exact.to(got.dtype), 0, (got.double() - exact).abs())  # infinite where that rounds so
+    allowed = 16 * (limits.eps if eps is None else eps) * magnitude
+    allowed.add_(exact.abs(), alpha=limits.eps).add_(limits.tiny)  # in place: memory for large tensors takes longest
+    error = (got.double() - exact).abs_().masked_fill_(got == exact.to(got.dtype), 0)  # infinite where that rounds so
     assert got.shape == exact.shape
     assert_within(error, allowed, got, exact)
 

@@ -9,6 +9,7 @@ import ndsoftmax
 import pytest
 import torch
 from command_line import run, said_one_line
+from ndsoftmax.__main__ import main
 
 
 @pytest.mark.parametrize("device", ["T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200", "cpu"])
@@ -122,10 +123,9 @@ def test_command_line():
         ("--causal-lower-right --log --backward", {"causal": "lower_right", "log": True, "backward": True}),
     ],
 )
-def test_options_are_those_of_the_function(options, keywords):
-    done = run("explain", *options.split(), "8x64x64", "--device", "H200")
-    assert done.stderr == ""
-    assert done.stdout == f"{ndsoftmax.explain((8, 64, 64), device='H200', **keywords)}\n"
+def test_options_are_those_of_the_function(options, keywords, capsys):
+    assert main(["explain", *options.split(), "8x64x64", "--device", "H200"]) == 0
+    assert capsys.readouterr() == (f"{ndsoftmax.explain((8, 64, 64), device='H200', **keywords)}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,11 @@ def test_options_are_those_of_the_function(options, keywords):
         ("--device", "Voodoo"),
     ],
 )
-def test_bad_command_lines_end_with_one_line_and_exit_code_2(arguments):
-    assert said_one_line(run(*arguments))
+def test_bad_command_lines_end_with_one_line_and_exit_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    output, errors = capsys.readouterr()
+    assert (ended.value.code, output, errors.count("\n")) == (2, "", 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", "A100", "H200"])
@@ -170,5 +173,7 @@ def test_where_is_planned_as_a_mask() -> None:
 
 
 @pytest.mark.parametrize("command", ["explain", "bench", "doctor"])
-def test_help_has_examples(command: str) -> None:
-    assert "example" in run(command, "--help").stdout
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "example" in capsys.readouterr().out
