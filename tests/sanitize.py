@@ -45,6 +45,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((9, 31, 2), 1, (None,), 1),  # of more threads along dim
     ((5, 101, 33), 1, (None,), 1),  # of 16 bits, folded, in slabs that begin and end within vectors
     ((3, 3001, 21), 1, (None,), 1),  # over clusters
+    ((3, 700, 131), 1, (None,), 1),  # of any size
     ((16, 20_001, 9), 1, (None,), 1),  # backward by threads that have more
     ((1, CLUSTERS_OF_16[3], 33), 1, (None,), 1),  # or, backward and of 32 bits, read twice
     ((1, 200_001, 24), 1, (None,), 1),  # whose blocks meet between the passes

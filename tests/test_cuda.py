@@ -101,6 +101,14 @@ def test_columns_that_are_no_vectors(shape: tuple[int, ...], dtype: torch.dtype,
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [260, 577, 700, 900, 1_300, 1_536, 2_500, 3_333, 6_000])
+@pytest.mark.parametrize("inner", [1_001, 1_024])
+def test_columns_over_clusters_of_any_size(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
+    assert_forward_and_backward(normal((24, dim, inner)).to(dtype).requires_grad_(), log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("inner", [120_001, 60_003, 90_002])
 @pytest.mark.parametrize("dim", [3, 4, 7, 12, 13, 17, 20, 21, 24, 31])
 def test_columns_whose_vectors_begin_elsewhere_in_each_row(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:

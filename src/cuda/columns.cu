@@ -740,19 +740,17 @@ struct Place {
   // The items that are this thread's to store, where tiles overlap, a bit each.
   __device__ __forceinline__ unsigned whole_sectors(const typename Operation::Result* result) const {
     constexpr int kBytes = kVector * sizeof(*result), kPeriod = tuning::kSectorBytes / kBytes;
-    const int from = (column - arguments.lead) * kBytes, own = arguments.step * kBytes;
-    const bool inside = from >= tuning::kSectorBytes - kBytes && from < own;  // wherever rows begin
+    const int from = column - arguments.lead;
+    const bool inside = from >= kPeriod - 1 && from < arguments.step;  // wherever rows begin
     if (inside || arguments.step == arguments.width) return ~0u;
-    const auto lower_half = [](auto x) { return static_cast<unsigned>(x); };
-    const unsigned at = lower_half(reinterpret_cast<std::uintptr_t>(result));
-    const unsigned apart = lower_half(step(kResult));
+    constexpr unsigned kEachPeriod = ~0u / ((1u << kPeriod) - 1);
+    const unsigned phases = work::sectors_written(from, inner, kPeriod, arguments.step) * kEachPeriod;
+    const auto in_vectors = [](auto bytes) { return static_cast<unsigned>(bytes) / kBytes; };
+    const unsigned at = in_vectors(reinterpret_cast<std::uintptr_t>(result)), apart = in_vectors(step(kResult));
     unsigned owned = 0;  // of so many items: rows begin at multiples of kBytes, then at the same one of a sector again
 #pragma unroll
-    for (int i = 0; i < kPeriod; ++i) {
-      const int phase = static_cast<int>((at + i * apart) % tuning::kSectorBytes);
-      owned |= unsigned{work::writes_sector(from, inner, kBytes, phase, own)} << i;
-    }
-    return owned * (~0u / ((1u << kPeriod) - 1));
+    for (int i = 0; i < kPeriod; ++i) owned |= __funnelshift_r(phases, phases, at + i * (apart - 1)) & 1u << i;
+    return owned * kEachPeriod;
   }
   // The columns at an element of dim, as neighbours along a line.
   __device__ __forceinline__ auto line(int item) const {

@@ -772,8 +772,39 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   std::int64_t along = 0, width = 0;  // width: vectors that a block has
 
-  // Whole strips, whose threads read neighbouring elements of dim as one run of memory, over the fewest blocks. Of
-  // small strips a block has as many as leave the fewest threads idle.
+  const auto share = [&](int cluster) {
+    plan.cluster = cluster;
+    along = threads_for(plan.run, cluster);
+    plan.items = static_cast<int>(divide_up(divide_up(dim, cluster), along));
+    plan.threads_per_row = static_cast<int>(along * cluster);
+    plan.block = static_cast<int>(whole_warps(plan.run * along));
+  };
+  const auto waves = [&] {
+    const tuning::ColumnsKernel& kernel =
+        tuning::columns_kernel(vector * bytes, columns_kernel(problem, plan, layout.fold.folds, shifted));
+    const int blocks = kernel.max_block * kernel.blocks / plan.block;
+    return static_cast<double>(divide_up(vectors, plan.run)) /
+           tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
+  };
+  // What all tiles take, in the time of a byte that a thread has: their waves, by what a thread does.
+  const auto cost = [&] {
+    const double all = waves();
+    const int held = plan.items * operands * vector * bytes;
+    return std::max(1.0, (all + std::ceil(all)) / 2) * (tuning::kColumnsOtherBytes + held);
+  };
+  // Over so many blocks, or more, whichever take least.
+  const auto share_cheaply = [&](int fewest, std::int64_t most) {
+    int best = fewest;
+    double least = std::numeric_limits<double>::infinity();
+    for (auto cluster = static_cast<int>(most); cluster >= fewest; --cluster) {
+      share(cluster);
+      if (const double takes = cost(); takes < least) best = cluster, least = takes;
+    }
+    share(best);
+  };
+
+  // Whole strips, whose threads read neighbouring elements of dim as one run of memory, over the fewest blocks, but of
+  // short ones. Of small strips a block has as many as leave the fewest threads idle.
   const auto whole_by = [&](const tuning::ColumnsKernel& kernel) {
     hold(kernel);
     for (const int largest : {std::min(most_threads, tuning::kColumnsWholeBlock), most_threads})
@@ -785,6 +816,15 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
         for (std::int64_t more = strips + 1; more <= room && more * one <= 2 * tuning::kColumnsBlock; ++more)
           if (more * whole_warps(strips * one) > strips * whole_warps(more * one)) strips = more;
         plan.run = static_cast<int>(strip);
+        if (plan.cluster > 1 && strip <= tuning::kColumnsShortStrip) {
+          share(plan.cluster);
+          std::int64_t most_blocks =
+              std::min<std::int64_t>(2 * power_of_two_from(plan.cluster), architecture.max_cluster);
+          if (waves() <= 1)  // no more than a block each
+            most_blocks =
+                std::clamp<std::int64_t>(device.multiprocessors / problem.outer.size, plan.cluster, most_blocks);
+          share_cheaply(plan.cluster, most_blocks);
+        }
         width = strips * strip;
         return true;
       }
@@ -795,25 +835,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     return (fewer && whole_by(tuning::kColumnsKernels[tuning::kFoldedKernel])) || whole_by(largest_kernel);
   };
 
-  // A part of a strip.
-  const auto share = [&](int cluster) {
-    plan.cluster = cluster;
-    along = threads_for(plan.run, cluster);
-    plan.items = static_cast<int>(divide_up(divide_up(dim, cluster), along));
-    plan.threads_per_row = static_cast<int>(along * cluster);
-    plan.block = static_cast<int>(whole_warps(plan.run * along));
-  };
-  // What all tiles take, in the time of a byte that a thread has: their waves, by what a thread does.
-  const auto cost = [&] {
-    const tuning::ColumnsKernel& kernel =
-        tuning::columns_kernel(vector * bytes, columns_kernel(problem, plan, false, shifted));
-    const double at_once =
-        tuning::clusters_at_once(device.multiprocessors, plan.cluster, kernel.max_block * kernel.blocks / plan.block);
-    const double waves = static_cast<double>(divide_up(vectors, plan.run)) / at_once;
-    const int held = plan.items * operands * vector * bytes;
-    return std::max(1.0, (waves + std::ceil(waves)) / 2) * (tuning::kColumnsOtherBytes + held);
-  };
-  // By the fewest blocks, or more, up to a power of two, if that takes less.
+  // A part of a strip, by the fewest blocks, or more, up to a power of two.
   const auto fits = [&](const tuning::ColumnsShape& shape, int most_cluster) {
     plan.run =
         static_cast<int>(std::min<std::int64_t>(shape.segment / (plan.vector * bytes), power_of_two_from(strip)));
@@ -824,13 +846,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
       share(fewest);
       if (plan.run * along <= std::min(shape.threads, most_threads)) break;
     }
-    int best = 0;
-    double least = std::numeric_limits<double>::infinity();
-    for (auto cluster = static_cast<int>(power_of_two_from(fewest)); cluster >= fewest; --cluster) {
-      share(std::min(cluster, most_blocks));
-      if (const double takes = cost(); takes < least) best = plan.cluster, least = takes;
-    }
-    share(best);
+    share_cheaply(fewest, std::min<std::int64_t>(power_of_two_from(fewest), most_blocks));
     return true;
   };
   const auto parts = [&] {

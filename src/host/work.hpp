@@ -94,6 +94,16 @@ NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, std::int64_t inner, int byt
   return static_cast<unsigned>(column - before) < static_cast<unsigned>(step);
 }
 
+// The same of all phases at once, a bit each, of `period` vectors to a sector; `column` and `step` are in vectors.
+NDSOFTMAX_HOST_DEVICE unsigned sectors_written(int column, std::int64_t inner, int period, int step) {
+  const auto at_most = [](int phase) { return phase < 0 ? 0u : (2u << phase) - 1; };
+  const int own =
+      static_cast<int>(inner < period ? inner : period);  // this phase, and all beyond, are of the first one
+  const int above = column - step;
+  const unsigned begins = own <= column ? ~0u : at_most(column), ends = own <= above ? ~0u : at_most(above);
+  return begins & ~ends & at_most(period - 1);
+}
+
 // Columns whose vectors begin elsewhere in each row, up to vector - 1 columns earlier, the row's shift: a warp has a
 // vector of a strip for each lane. The first and the last of them only tell their neighbours what they know: other
 // warps store them.

@@ -42,7 +42,10 @@ bool write_whole_sectors(int bytes, int step, int inner, int phase, int drift, i
   for (int tile = 0; tile < tiles; ++tile)
     for (int column = 0; column < width; ++column) {
       const int vector = tile * step + column, row = vector / inner, i = vector % inner;
-      if (row >= rows || !work::writes_sector(column * bytes, i, bytes, phase_of(row, i), step * bytes)) continue;
+      const bool writes = work::writes_sector(column * bytes, i, bytes, phase_of(row, i), step * bytes);
+      const unsigned phases = work::sectors_written(column, i, kSector / bytes, step);
+      if (writes != ((phases >> phase_of(row, i) / bytes & 1) != 0)) return false;
+      if (row >= rows || !writes) continue;
       int& by = writer[static_cast<std::size_t>(vector)];
       if (by != -1) return false;
       by = tile;
