@@ -101,10 +101,12 @@ def test_columns_that_are_no_vectors(shape: tuple[int, ...], dtype: torch.dtype,
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("dim", [260, 577, 700, 900, 1_300, 1_536, 2_500, 3_333, 6_000])
-@pytest.mark.parametrize("inner", [1_001, 1_024])
+@pytest.mark.parametrize(("dim", "inner"), [(577, 1_001), (700, 1_001), (1_300, 1_001), (1_536, 1_024), (6_000, 1_024)])
 def test_columns_over_clusters_of_any_size(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
-    assert_forward_and_backward(normal((24, dim, inner)).to(dtype).requires_grad_(), log=log)
+    outer = 1
+    while ndsoftmax.explain((outer, dim, inner), 1, dtype=dtype).cluster in (1, 2, 4, 8, 16) and outer < 24:
+        outer += 1
+    assert_forward_and_backward(normal((outer, dim, inner)).to(dtype).requires_grad_(), log=log)
 
 
 @pytest.mark.parametrize("log", [False, True])

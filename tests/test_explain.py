@@ -174,6 +174,7 @@ def test_where_is_planned_as_a_mask() -> None:
 
 @pytest.mark.parametrize("command", ["explain", "bench", "doctor"])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
+    assert not ended.value.code
     assert "example" in capsys.readouterr().out

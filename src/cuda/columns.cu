@@ -10,7 +10,7 @@
 // What is fused is applied to what is held, as it is to tiles (strided.cu).
 //
 // Memory takes twice as long for sectors of 32 bytes that blocks write in parts as for all that is read. So where rows
-// begin within sectors, tiles overlap, and write whole ones (work::writes_sector()).
+// begin within sectors, tiles overlap, and write whole ones (work::sectors_written()).
 //
 // Columns that no vectors divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
 // what bounds them is instructions: so no branch is taken for an element that may be missing, and which elements to
@@ -747,7 +747,9 @@ struct Place {
     const unsigned phases = work::sectors_written(from, inner, kPeriod, arguments.step) * kEachPeriod;
     const auto in_vectors = [](auto bytes) { return static_cast<unsigned>(bytes) / kBytes; };
     const unsigned at = in_vectors(reinterpret_cast<std::uintptr_t>(result)), apart = in_vectors(step(kResult));
-    unsigned owned = 0;  // of so many items: rows begin at multiples of kBytes, then at the same one of a sector again
+    // of so many items, as rows begin at multiples of kBytes, then at the same one of a sector again; the bit of item
+    // i's phase is rotated to the i-th
+    unsigned owned = 0;
 #pragma unroll
     for (int i = 0; i < kPeriod; ++i) owned |= __funnelshift_r(phases, phases, at + i * (apart - 1)) & 1u << i;
     return owned * kEachPeriod;

@@ -149,7 +149,7 @@ bool writes_vector(const Problem& problem, const Plan& plan, const ColumnsLayout
   const std::int64_t row = result_offset(problem, outer, element);
   const std::int64_t at = (row - layout.shift * (row & 1)) * bytes + inner * vector;
   const auto phase = static_cast<int>((problem.misalignment[kResult] + at) % tuning::kSectorBytes);
-  return work::writes_sector(column * vector, inner, vector, phase, layout.step * vector);
+  return (work::sectors_written(column, inner, tuning::kSectorBytes / vector, layout.step) >> phase / vector & 1) != 0;
 }
 
 void walk_columns(const Problem& problem, const Plan& plan, Counts& counts) {

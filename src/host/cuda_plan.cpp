@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
@@ -775,6 +774,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto share = [&](int cluster) {
     plan.cluster = cluster;
     along = threads_for(plan.run, cluster);
+    // as far as is known yet
     plan.items = static_cast<int>(divide_up(divide_up(dim, cluster), along));
     plan.threads_per_row = static_cast<int>(along * cluster);
     plan.block = static_cast<int>(whole_warps(plan.run * along));
@@ -782,29 +782,24 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto waves = [&] {
     const tuning::ColumnsKernel& kernel =
         tuning::columns_kernel(vector * bytes, columns_kernel(problem, plan, layout.fold.folds, shifted));
-    const int blocks = kernel.max_block * kernel.blocks / plan.block;
+    const int blocks = kernel.max_block * kernel.blocks / plan.block;  // a multiprocessor
     return static_cast<double>(divide_up(vectors, plan.run)) /
            tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
   };
-  // What all tiles take, in the time of a byte that a thread has: their waves, by what a thread does.
-  const auto cost = [&] {
-    const double all = waves();
-    const int held = plan.items * operands * vector * bytes;
-    return std::max(1.0, (all + std::ceil(all)) / 2) * (tuning::kColumnsOtherBytes + held);
-  };
-  // Over so many blocks, or more, whichever take least.
-  const auto share_cheaply = [&](int fewest, std::int64_t most) {
-    int best = fewest;
+  // By as many of these blocks as take the least; of the same, the most.
+  const auto share_cheaply = [&](int fewest_blocks, int most_blocks) {
+    int best = most_blocks;
     double least = std::numeric_limits<double>::infinity();
-    for (auto cluster = static_cast<int>(most); cluster >= fewest; --cluster) {
+    for (int cluster = most_blocks; cluster >= fewest_blocks && fewest_blocks < most_blocks; --cluster) {
       share(cluster);
-      if (const double takes = cost(); takes < least) best = cluster, least = takes;
+      const double cost = tuning::columns_cost(waves(), plan.items * operands * vector * bytes);
+      if (cost < least) best = cluster, least = cost;
     }
     share(best);
   };
 
-  // Whole strips, whose threads read neighbouring elements of dim as one run of memory, over the fewest blocks, but of
-  // short ones. Of small strips a block has as many as leave the fewest threads idle.
+  // Whole strips, whose threads read neighbouring elements of dim as one run of memory, over the fewest blocks; short
+  // ones over as many as take the least. Of small strips a block has as many as leave the fewest threads idle.
   const auto whole_by = [&](const tuning::ColumnsKernel& kernel) {
     hold(kernel);
     for (const int largest : {std::min(most_threads, tuning::kColumnsWholeBlock), most_threads})
@@ -818,11 +813,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
         plan.run = static_cast<int>(strip);
         if (plan.cluster > 1 && strip <= tuning::kColumnsShortStrip) {
           share(plan.cluster);
-          std::int64_t most_blocks =
-              std::min<std::int64_t>(2 * power_of_two_from(plan.cluster), architecture.max_cluster);
-          if (waves() <= 1)  // no more than a block each
-            most_blocks =
-                std::clamp<std::int64_t>(device.multiprocessors / problem.outer.size, plan.cluster, most_blocks);
+          int most_blocks = std::min(2 * static_cast<int>(power_of_two_from(plan.cluster)), architecture.max_cluster);
+          if (waves() <= 1)  // no more than one on each multiprocessor
+            most_blocks = static_cast<int>(
+                std::clamp<std::int64_t>(device.multiprocessors / problem.outer.size, plan.cluster, most_blocks));
           share_cheaply(plan.cluster, most_blocks);
         }
         width = strips * strip;
@@ -839,15 +833,14 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto fits = [&](const tuning::ColumnsShape& shape, int most_cluster) {
     plan.run =
         static_cast<int>(std::min<std::int64_t>(shape.segment / (plan.vector * bytes), power_of_two_from(strip)));
-    const int most_blocks = std::min(shape.cluster, most_cluster);
-    int fewest = shape.least_cluster;
-    for (;; ++fewest) {
-      if (fewest > most_blocks) return false;
+    const int most_blocks = std::min(shape.most_cluster, most_cluster);
+    for (int fewest = shape.least_cluster; fewest <= most_blocks; ++fewest) {
       share(fewest);
-      if (plan.run * along <= std::min(shape.threads, most_threads)) break;
+      if (plan.run * along > std::min(shape.threads, most_threads)) continue;
+      share_cheaply(fewest, std::min(static_cast<int>(power_of_two_from(fewest)), most_blocks));
+      return true;
     }
-    share_cheaply(fewest, std::min<std::int64_t>(power_of_two_from(fewest), most_blocks));
-    return true;
+    return false;
   };
   const auto parts = [&] {
     const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same

@@ -7,7 +7,9 @@
 // three to five times as much.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -341,10 +343,9 @@ constexpr int resident_clusters(int multiprocessors, int cluster) {
   return multiprocessors / kLargestGpc * (kGpc / cluster) + rest / cluster;
 }
 
-// The same on average, where a multiprocessor takes so many blocks.
+// The same where it takes so many, as a part of all GPCs together: a guess, for comparing clusters of different sizes.
 constexpr double clusters_at_once(int multiprocessors, int cluster, int blocks) {
-  if (cluster == 1) return static_cast<double>(multiprocessors) * blocks;
-  return static_cast<double>(clustered(multiprocessors)) / kGpc * (kGpc * blocks / cluster);
+  return std::max(1.0, clustered(multiprocessors) / double{kGpc} * (kGpc * blocks / cluster));
 }
 
 constexpr const Architecture& architecture(int compute_capability) {
@@ -557,21 +558,27 @@ inline constexpr int kStaggeredMinColumns = 115;
 // more than long segments, and so is that a warp has all of dim, whose states then meet without a barrier (16 x 80 x
 // 160 x 160 of float32: 65 us by half lines, 67 by whole ones and two warps, of 16 bits 37, 38). Clusters have any
 // number of blocks: of many waves, those are fastest of which most are under way (25 x 577 x 1001 of float32: 41.9 us
-// by five, 46.6 by eight; 51 x 577 x 1001 of 16 bits 47.2, 55.3; 4 x 6000 x 1024 38.2 by ten, 43.0 by sixteen), of few,
+// by five, 46.6 by eight; 51 x 577 x 1001 of 16 bits 47.2, 55.3), of few,
 // those of which a thread has little (16384 x 2048, dim 0, of float32: 91.8 us by sixteen, 99.6 by thirteen; 1 x 2660 x
 // 296 5.6 by eight, 6.5 by six).
+inline constexpr int kOverHalfAGpc = kGpc / 2 + 1;  // blocks, which some GPUs have no clusters of
 struct ColumnsShape {
-  int segment, threads, least_cluster, cluster;
+  int segment, threads, least_cluster, most_cluster;
 };
 inline constexpr Array kColumnsShapes{
-    ColumnsShape{kLineBytes, kWarp, 1, 1}, ColumnsShape{64, kWarp, 1, 1},  ColumnsShape{kLineBytes, 128, 1, 1},
-    ColumnsShape{64, 128, 1, 1},           ColumnsShape{64, 256, 1, kGpc}, ColumnsShape{kSectorBytes, 256, 2, kGpc},
+    ColumnsShape{kLineBytes, kWarp, 1, 1}, ColumnsShape{64, kWarp, 1, 1},
+    ColumnsShape{kLineBytes, 128, 1, 1},   ColumnsShape{64, 128, 1, 1},
+    ColumnsShape{64, 256, 1, kGpc},        ColumnsShape{kSectorBytes, 256, kOverHalfAGpc, kGpc},
 };
 
-// What a thread does beside its items, finding them and meeting others, in the time of so many bytes of them (of 426
+// What a tile takes, in the time of so many bytes that a thread has of it: what a thread does beside, finding them and
+// meeting others, is as much as these, and all waves together lie between whole ones and as full as they are (of 426
 // problems that this changed the clusters of, 135 took an H200 4 % less than by powers of two, one 22 % more, four 9 to
-// 11 %).
+// 11 %). What tiles overlap by, and blocks that are wider for few columns, are left out.
 inline constexpr int kColumnsOtherBytes = 128;
+inline double columns_cost(double waves, int bytes) {
+  return std::max(1.0, (waves + std::ceil(waves)) / 2) * (kColumnsOtherBytes + bytes);
+}
 
 // Strips of so many vectors, or words, have few states for more blocks to combine (64 x 100000 x 2 of float32,
 // backward: 58.1 us by sixteen blocks, 63.5 by ten, of 16 bits, forward, 23.5 by twelve, 25.6 by five; but 300 x 5000 x
@@ -585,16 +592,18 @@ inline constexpr int kColumnsShortStrip = 8;
 // of float32, dim 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67). Masks follow,
 // unmeasured.
 inline constexpr Array kColumnsBackwardShapes{
-    ColumnsShape{kLineBytes, 128, 1, 1},      ColumnsShape{64, 128, 1, 1},
-    ColumnsShape{kLineBytes, 256, 2, 8},      ColumnsShape{64, 256, 1, kGpc},
-    ColumnsShape{kSectorBytes, 256, 2, kGpc},
+    ColumnsShape{kLineBytes, 128, 1, 1},
+    ColumnsShape{64, 128, 1, 1},
+    ColumnsShape{kLineBytes, 256, 2, 8},
+    ColumnsShape{64, 256, 1, kGpc},
+    ColumnsShape{kSectorBytes, 256, kOverHalfAGpc, kGpc},
 };
 
 // Of rows of which some begin within a sector, so that tiles overlap by a vector: longer segments, that this be little.
 inline constexpr Array kOverlappingShapes{
     ColumnsShape{kLineBytes, 256, 1, kGpc},
-    ColumnsShape{64, 256, 2, kGpc},
-    ColumnsShape{64, 512, 2, kGpc},
+    ColumnsShape{64, 256, kOverHalfAGpc, kGpc},
+    ColumnsShape{64, 512, kOverHalfAGpc, kGpc},
 };
 
 // Of words, which overlap by a sector (and single columns, which need none): longer segments, that this be little (256
@@ -602,8 +611,10 @@ inline constexpr Array kOverlappingShapes{
 // tiles), but rather than clusters of a GPC whole lines (2258 x 18174 of float32, dim 0: 146 us, of 16 bits 89; 158 and
 // 97). Warps have a row each: any number.
 inline constexpr Array kColumnWordsShapes{
-    ColumnsShape{256, 256, 1, 8},    ColumnsShape{kLineBytes, 320, 2, 8},    ColumnsShape{kLineBytes, 256, 2, kGpc},
-    ColumnsShape{256, 512, 2, kGpc}, ColumnsShape{kLineBytes, 512, 2, kGpc},
+    ColumnsShape{256, 256, 1, 8},
+    ColumnsShape{kLineBytes, 320, 2, 8},
+    ColumnsShape{kLineBytes, 256, kOverHalfAGpc, kGpc},
+    ColumnsShape{kLineBytes, 512, kOverHalfAGpc, kGpc},
 };
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
 // than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of
@@ -613,7 +624,7 @@ inline constexpr Array kColumnWordsShapes{
 constexpr bool columns_rather_read_twice(int vector_bytes, int source_bytes, Direction direction, bool overlaps,
                                          const ColumnsShape& shape) {
   const bool forward = direction == Direction::forward, large = shape.threads > 256;
-  if (shape.cluster < kGpc || (!forward && !large)) return false;
+  if (shape.least_cluster < kOverHalfAGpc || (!forward && !large)) return false;
   if (overlaps && are_vectors(vector_bytes)) return shape.segment < kLineBytes;
   if (source_bytes != 2 || !forward) return false;
   return are_vectors(vector_bytes) ? shape.segment < kLineBytes / 2 : large && shape.segment <= kLineBytes;

@@ -85,23 +85,14 @@ NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, const Divider& run, con
 
 // Whether a tile writes one of its columns, where rows do not begin on sectors of memory, which are slow to write in
 // parts: tiles, a `step` apart, overlap, and the one whose step has the first column of a sector writes the whole
-// sector. In bytes, `column`: before it in the tile, `phase`: before it in the sector; `inner` vectors of so many bytes
-// are before it among all neighbours.
-NDSOFTMAX_HOST_DEVICE bool writes_sector(int column, std::int64_t inner, int bytes, int phase, int step) {
-  constexpr std::int64_t kMany = tuning::kSectorBytes;  // more than these are before no vector of a sector
-  const int own = static_cast<int>(inner < kMany ? inner : kMany) * bytes;
-  const int before = phase < own ? phase : own;
-  return static_cast<unsigned>(column - before) < static_cast<unsigned>(step);
-}
-
-// The same of all phases at once, a bit each, of `period` vectors to a sector; `column` and `step` are in vectors.
+// sector. A bit for each of the `period` vectors of a sector that the column may be; `column` is before it in the tile,
+// `inner` before it among all neighbours, all in vectors.
 NDSOFTMAX_HOST_DEVICE unsigned sectors_written(int column, std::int64_t inner, int period, int step) {
-  const auto at_most = [](int phase) { return phase < 0 ? 0u : (2u << phase) - 1; };
-  const int own =
-      static_cast<int>(inner < period ? inner : period);  // this phase, and all beyond, are of the first one
+  const auto up_to = [](int phase) { return phase < 0 ? 0u : (2u << phase) - 1; };
+  const int own = static_cast<int>(inner < period ? inner : period);  // no more of its sector is before it
   const int above = column - step;
-  const unsigned begins = own <= column ? ~0u : at_most(column), ends = own <= above ? ~0u : at_most(above);
-  return begins & ~ends & at_most(period - 1);
+  const unsigned begins = own <= column ? ~0u : up_to(column), ends = own <= above ? ~0u : up_to(above);
+  return begins & ~ends & up_to(period - 1);
 }
 
 // Columns whose vectors begin elsewhere in each row, up to vector - 1 columns earlier, the row's shift: a warp has a

@@ -374,10 +374,13 @@ std::map<std::string, int> count_in_processes(std::size_t units, const Work& wor
   void* const shared = mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   Counter& next = *new (shared) Counter{0};
   int ends[2];
-  CHECK_EQUAL(pipe(ends), 0);
+  CHECK(shared != MAP_FAILED && pipe(ends) == 0);
   std::fflush(stdout);
-  for (unsigned core = 0; core < std::thread::hardware_concurrency(); ++core)
-    if (fork() == 0) {
+  for (unsigned core = 0; core < std::max(1u, std::thread::hardware_concurrency()); ++core) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      close(ends[0]);
       failures = 0;
       for (std::size_t unit; (unit = next++) < units;) {
         random_bits.seed(unit);
@@ -385,6 +388,7 @@ std::map<std::string, int> count_in_processes(std::size_t units, const Work& wor
       }
       std::exit(summary());
     }
+  }
   close(ends[1]);
   std::map<std::string, int> counts;
   std::FILE* const lines = fdopen(ends[0], "r");

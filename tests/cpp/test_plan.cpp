@@ -30,6 +30,12 @@ Problem problem(std::int64_t outer, std::int64_t dim, std::int64_t inner, DType 
 
 Regime regime(const Problem& problem, int compute_capability) { return plan(problem, gpu(compute_capability)).regime; }
 
+// What work::sectors_written() says of one phase, in bytes.
+bool writes_sector(int column, int inner, int bytes, int phase, int step) {
+  const int before = std::min(phase, inner * bytes);
+  return column - before >= 0 && column - before < step;
+}
+
 // Of rows of `inner` vectors of so many bytes that begin `phase` into a sector, each `drift` further than the one
 // before: whether tiles that overlap by a sector, or by a vector, write each vector once, and none a part of a sector
 // that another has, too.
@@ -39,13 +45,16 @@ bool write_whole_sectors(int bytes, int step, int inner, int phase, int drift, i
   const int width = step + overlap, tiles = (rows * inner + step - 1) / step;
   std::vector<int> writer(static_cast<std::size_t>(rows * inner), -1);
   const auto phase_of = [&](int row, int i) { return (phase + row * drift + i * bytes) % kSector; };
+  for (int column = -1; column < width; ++column)
+    for (int i = 0; i < inner; ++i)
+      for (int at = 0; at < kSector; at += bytes)
+        if ((work::sectors_written(column, i, kSector / bytes, step) >> at / bytes & 1) !=
+            writes_sector(column * bytes, i, bytes, at, step * bytes))
+          return false;
   for (int tile = 0; tile < tiles; ++tile)
     for (int column = 0; column < width; ++column) {
       const int vector = tile * step + column, row = vector / inner, i = vector % inner;
-      const bool writes = work::writes_sector(column * bytes, i, bytes, phase_of(row, i), step * bytes);
-      const unsigned phases = work::sectors_written(column, i, kSector / bytes, step);
-      if (writes != ((phases >> phase_of(row, i) / bytes & 1) != 0)) return false;
-      if (row >= rows || !writes) continue;
+      if (row >= rows || !writes_sector(column * bytes, i, bytes, phase_of(row, i), step * bytes)) continue;
       int& by = writer[static_cast<std::size_t>(vector)];
       if (by != -1) return false;
       by = tile;
@@ -130,6 +139,7 @@ int main() {
   // many tiles in clusters of any size, of which most blocks are under way, few in larger ones
   CHECK(plan(problem(25, 577, 1001), gpu(90)).cluster == 5);
   CHECK(plan(problem(1, 577, 1001), gpu(90)).cluster == 8);
+  CHECK(plan(problem(64, 100000, 2, DType::float16), gpu(90)).cluster == 12);
   const Plan folded = plan(problem(256, 132, 131), gpu(80));
   CHECK(!folded.staged && folded.vector == 4 && folded.passes == 1);
   // of 16 bits one by one, where a thread has all of few elements, or shifted words; of short strips whole ones, or
