@@ -101,11 +101,18 @@ def test_columns_that_are_no_vectors(shape: tuple[int, ...], dtype: torch.dtype,
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("dim", "inner"), [(577, 1_001), (700, 1_001), (1_300, 1_001), (1_536, 1_024), (6_000, 1_024)])
+@pytest.mark.parametrize(
+    ("dim", "inner"),
+    [(577, 1_001), (700, 1_001), (1_300, 1_001), (1_536, 1_020), (2_700, 1_024), (6_000, 1_024)],
+)
+@pytest.mark.skipif(
+    "cuda" in DEVICES and torch.cuda.get_device_capability()[0] != 9, reason="other GPUs' clusters are not known"
+)
 def test_columns_over_clusters_of_any_size(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
     outer = 1
-    while ndsoftmax.explain((outer, dim, inner), 1, dtype=dtype).cluster in (1, 2, 4, 8, 16) and outer < 24:
+    while ndsoftmax.explain((outer, dim, inner), 1, dtype=dtype).cluster in (1, 2, 4, 8, 16):
         outer += 1
+        assert outer < 24, "never planned"
     assert_forward_and_backward(normal((outer, dim, inner)).to(dtype).requires_grad_(), log=log)
 
 

@@ -771,13 +771,16 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   std::int64_t along = 0, width = 0;  // width: vectors that a block has
 
+  // What follows, of a plan, from what is chosen, where a block has so many vectors.
+  const auto settle = [&](std::int64_t vectors_of_block) {
+    plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
+    plan.threads_per_row = static_cast<int>(along * plan.cluster);
+    plan.block = static_cast<int>(whole_warps(vectors_of_block * along));
+  };
   const auto share = [&](int cluster) {
     plan.cluster = cluster;
     along = threads_for(plan.run, cluster);
-    // as far as is known yet
-    plan.items = static_cast<int>(divide_up(divide_up(dim, cluster), along));
-    plan.threads_per_row = static_cast<int>(along * cluster);
-    plan.block = static_cast<int>(whole_warps(plan.run * along));
+    settle(plan.run);
   };
   const auto waves = [&] {
     const tuning::ColumnsKernel& kernel =
@@ -788,9 +791,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   // By as many of these blocks as take the least; of the same, the most.
   const auto share_cheaply = [&](int fewest_blocks, int most_blocks) {
+    if (fewest_blocks == most_blocks) return share(most_blocks);
     int best = most_blocks;
     double least = std::numeric_limits<double>::infinity();
-    for (int cluster = most_blocks; cluster >= fewest_blocks && fewest_blocks < most_blocks; --cluster) {
+    for (int cluster = most_blocks; cluster >= fewest_blocks; --cluster) {
       share(cluster);
       const double cost = tuning::columns_cost(waves(), plan.items * operands * vector * bytes);
       if (cost < least) best = cluster, least = cost;
@@ -901,9 +905,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     return {};
   }
 
-  plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
-  plan.threads_per_row = static_cast<int>(along * plan.cluster);
-  plan.block = static_cast<int>(whole_warps(width * along));
+  settle(width);
   const int kernel = columns_kernel(problem, plan, layout.fold.folds, shifted);
   const int turns = tuning::columns_kernel(vector * bytes, kernel).turns;
   if (turns > 1) width = plan.block = tuning::kColumnsBlock;
