@@ -125,13 +125,13 @@ class Columns {
   __device__ __forceinline__ bool have_steps() const { return !Operation::kFused && one_group(); }
   // Then: all of the items from `base` on, which are there.
   template <int kItems>
-  __device__ __forceinline__ void load_all(Index base, Raw (&raw)[kItems]) const {
+  __device__ __forceinline__ void load_all(Index base, Raw (&raw)[kItems], auto... eviction) const {
     const Source* source = where<kSource>(base, 0);
     const Source* grad = where<kGrad>(base, 0);
 #pragma unroll
     for (int i = 0; i < kItems; ++i, source += step_.at[kSource], grad += step_.at[kGrad]) {
-      raw[i].source = Vec<Source, kVector>::load(source);
-      if constexpr (kIsBackward<Operation>) raw[i].grad = Vec<Source, kVector>::load(grad);
+      raw[i].source = Vec<Source, kVector>::load(source, eviction...);
+      if constexpr (kIsBackward<Operation>) raw[i].grad = Vec<Source, kVector>::load(grad, eviction...);
     }
   }
   // And their results, values(item, k).
@@ -333,7 +333,7 @@ class TileExchange {
     const auto give = [&](int column, int part, int, const State& all) {
       if (part == 0) whole_[column] = all;
     };
-    State* const of_blocks = whole_ + columns_ * (1 + along / team.lanes);
+    State* const of_blocks = of_teams(teams());
     const int mine = blockIdx.x % cluster;
     of_block(state, [&](int column, int part, int lanes, const State& block) {
       if (cluster == 1) return give(column, part, lanes, block);
@@ -354,23 +354,26 @@ class TileExchange {
   template <typename Give>
   __device__ __forceinline__ void of_block(State (&state)[kColumns], const Give& give) const {
     const Lanes team = this->team();
-    const int parts = arguments_.along.size / team.lanes;  // states of a column
+    const int parts = teams();  // states of a column
     if (team.lanes > 1) team.combine_each<typename Operation::Result>(state);
 
     // in the order of the lanes, k by k, so that they store to neighbouring banks
-    State* const of_teams = whole_ + columns_;
     if (thread.column < words_ && thread.along % team.lanes == 0)
 #pragma unroll
       for (int k = 0; k < kColumns; ++k)
-        of_teams[thread.along / team.lanes * columns_ + k * words_ + thread.column] = state[k];
+        of_teams(thread.along / team.lanes)[k * words_ + thread.column] = state[k];
     __syncthreads();
     if (cluster_of(arguments_) > 1) ArrivalBarrier::await_cluster();
     gather<State, typename Operation::Result>(
-        columns_, parts, log2_parts(parts), [&](int column, int team) { return of_teams[team * columns_ + column]; },
-        give);
+        columns_, parts, log2_parts(parts), [&](int column, int team) { return of_teams(team)[column]; }, give);
   }
   // Where the state of all of a column's threads goes, and from where each of these gets it.
   __device__ __forceinline__ State* whole() const { return whole_; }
+  // Room for as many states of each column.
+  __device__ __forceinline__ int teams() const { return arguments_.along.size / team().lanes; }
+  __device__ __forceinline__ State* of_teams(int team) const {
+    return whole_ + columns_ + team * work::states_of_team(columns_, sizeof(State));
+  }
   __device__ __forceinline__ void read(State (&state)[kColumns]) const {
     __syncthreads();
     if (thread.column < words_)
@@ -906,20 +909,22 @@ class Splits {
     return column.exists ? arguments_.states + split_ * apart() + column.place : nullptr;
   }
 
-  // Calls give(number, state) with the combination of all.
-  template <typename Give>
-  __device__ __forceinline__ void combine(const Give& give) const {
-    constexpr int kSome = 8;  // under way at once
+  // Calls give(number, state) with the combination of all. A warp takes a column, where there are warps enough. Else
+  // neighbouring lanes take neighbours in memory: all blocks want the same lines, and L2 serves one request of a line
+  // after the other (1 x 500000 x 64 of 16 bits: 52.3 us, 55.4 by lanes that share a column).
+  template <typename Exchange, typename Give>
+  __device__ __forceinline__ void combine(const Exchange& exchange, const Give& give) const {
+    constexpr int kSome = 9;  // under way at once: of 64 columns, half of what each thread of 512 has of a large GPU
     const int columns = arguments_.run.size * kVector, log2_copies = kFolds ? arguments_.folded.log2_copies : 0;
-    const int count = static_cast<int>(arguments_.splits) << log2_copies, threads = static_cast<int>(blockDim.x);
-    const int log2_parts = work::log2_parts(columns, count, threads);
-    const Lanes parts{1 << log2_parts, 1};
-    const int part = static_cast<int>(threadIdx.x) & (parts.lanes - 1);
+    const int count = static_cast<int>(arguments_.splits) << log2_copies;
+    const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+    const bool by_warps = columns * kWarp <= threads;
+    const int parts = by_warps ? kWarp : max(min(exchange.teams(), arguments_.run.quotient(threads / kVector)), 1);
+    const int part = by_warps ? thread % kWarp : arguments_.run.quotient(thread / kVector);
+    const auto number_of = [&](int i) { return i % kVector * arguments_.run.size + i / kVector; };
 #pragma unroll 1
-    for (int first = 0; first < columns; first += threads >> log2_parts) {
-      const int number = first + (static_cast<int>(threadIdx.x) >> log2_parts);
-      const Column column = column_of(number);
-      const bool exists = number < columns && column.exists;
+    for (int i = by_warps ? thread / kWarp : thread - part * columns; part < parts && i < columns; i += threads) {
+      const Column column = column_of(number_of(i));
       const State* states = arguments_.states + column.place;
       std::int64_t strip = 0;
       if constexpr (kFolds) {  // a column's copies, one strip apart, do it in the same order
@@ -929,18 +934,29 @@ class Splits {
       }
       State state;
 #pragma unroll 1
-      for (int i = exists ? part : count; i < count; i += kSome << log2_parts) {
+      for (int first = column.exists ? part : count; first < count; first += kSome * parts) {
         State some[kSome];
 #pragma unroll
         for (int j = 0; j < kSome; ++j) {
-          const int each = i + (j << log2_parts), split = each >> log2_copies;
+          const int each = first + j * parts, split = each >> log2_copies;
           if (each < count) some[j] = states[split * apart() + (each - (split << log2_copies)) * strip];
         }
         combine_some<typename Operation::Result>(state, some);
       }
-      if (parts.lanes > 1) state = parts.combine_for<typename Operation::Result>(state);
-      if (part == 0 && number < columns) give(number, state);
+      if (by_warps) state = Lanes{}.combine_for<typename Operation::Result>(state);
+      if (parts > 1 && !by_warps)
+        exchange.of_teams(part)[i] = state;
+      else if (part == 0)
+        give(number_of(i), state);
     }
+    if (parts == 1 || by_warps) return;
+    __syncthreads();
+    gather<State, typename Operation::Result>(
+        columns, parts, work::log2_parts(columns, parts, threads),
+        [&](int i, int part) { return exchange.of_teams(part)[i]; },
+        [&](int i, int part, int, const State& state) {
+          if (part == 0) give(number_of(i), state);
+        });
   }
 
  private:
@@ -977,7 +993,7 @@ __device__ __forceinline__ bool exchange_states(const StridedArguments<Operation
   }
   if (arguments.phase == Phase::meet) await_grid();
   if (arguments.phase != Phase::both)
-    splits.combine([&](int number, const State& of_all) { exchange.whole()[number] = of_all; });
+    splits.combine(exchange, [&](int number, const State& of_all) { exchange.whole()[number] = of_all; });
   exchange.read(state);
   return true;
 }
@@ -1039,7 +1055,16 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
   const auto slot = [&](int i) {
     return reinterpret_cast<Vector*>(dynamic_shared_memory()) + i * kSlots * blockDim.x + threadIdx.x;
   };
-  const auto load = [&](int i, Raws& raw) { columns.load_all(base_of(begin + i), raw); };
+  const auto load = [&](int i, Raws& raw, auto... eviction) {
+    columns.load_all(base_of(begin + i), raw, eviction...);
+  };
+  // What is kept is not read again. Rather than results of the kernel before, which have to be written when L2 has no
+  // room for them, that is what L2 drops: writing is left for when the source has been read (1 x 500000 x 64 of 16 bits:
+  // 48.9 us, 52.3; of float32 101.6, 103.1; 1 x 125000 x 64 of float32 28.1, 28.9).
+  const auto load_first = [&](int i, Raws& raw) {
+    const bool again = !meets || (i >= kept && i < count - tuning::kMeetingHeldSteps);
+    load(i, raw, again ? Eviction::normal() : Eviction::first());
+  };
   const auto swap = [](Raws& a, Raws& b) {
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -1053,17 +1078,17 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
   static_assert(tuning::kMeetingHeldSteps == 2);  // these
   State state[kVector];
   if (arguments.phase != Phase::write) {
-    if (count > 1) load(1, later);
+    if (count > 1) load_first(1, later);
     for_others([&](std::int64_t base) {
       load_other(base, earlier);
       operation.accumulate_columns(state, earlier);
     });
-    if (count > 0) load(0, earlier);
+    if (count > 0) load_first(0, earlier);
 #pragma unroll 2
     for (int i = 0; i < count; ++i, swap(earlier, later)) {
       if (i < kept) keep<kIsBackward<Operation>>(slot(i), earlier);
       operation.accumulate_columns(state, earlier);
-      if (i + 2 < count) load(i + 2, earlier);
+      if (i + 2 < count) load_first(i + 2, earlier);
     }
   } else {
     if (count > 1) load(count - 2, earlier);

@@ -96,6 +96,27 @@ __device__ __forceinline__ void store_16_bytes(void* to, const unsigned* words) 
 #endif
 }
 
+// What L2 is to do with what is read: drop it before all else, or as ever.
+class Eviction {
+ public:
+  __device__ __forceinline__ static Eviction first() {
+    Eviction eviction;
+#if __CUDA_ARCH__ >= 800
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(eviction.policy));
+#endif
+    return eviction;
+  }
+  __device__ __forceinline__ static Eviction normal() {
+    Eviction eviction;
+#if __CUDA_ARCH__ >= 800
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(eviction.policy));
+#endif
+    return eviction;
+  }
+
+  std::uint64_t policy = 0;
+};
+
 template <typename T, int N>
 struct Vec {
   static constexpr int kBytes = sizeof(T) * N;
@@ -132,6 +153,20 @@ struct Vec {
     asm volatile("ld.global.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(vec.words[0]), "=r"(vec.words[1]), "=r"(vec.words[2]), "=r"(vec.words[3])
                  : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    return vec;
+#else
+    return load(from);
+#endif
+  }
+
+  __device__ __forceinline__ static Vec load(const T* from, [[maybe_unused]] Eviction eviction) {
+    static_assert(kBytes == 16);
+#if __CUDA_ARCH__ >= 800
+    Vec vec;
+    asm volatile("ld.global.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(vec.words[0]), "=r"(vec.words[1]), "=r"(vec.words[2]), "=r"(vec.words[3])
+                 : "l"(__cvta_generic_to_global(from)), "l"(eviction.policy)
                  : "memory");
     return vec;
 #else

@@ -1143,8 +1143,10 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   plan.shared_bytes = sources * tile.operand_bytes;
   const std::int64_t parts = along / work::tile_team(plan.run, static_cast<int>(along));
   if (parts > 1 || cluster > 1) {
-    const std::int64_t columns = (along > 1 ? words : plan.block) * plan.vector;
-    plan.shared_bytes += static_cast<int>(columns * (1 + parts + (cluster > 1 ? cluster : 0)) * state_bytes(problem));
+    const auto columns = static_cast<int>((along > 1 ? words : plan.block) * plan.vector);
+    const std::int64_t states = columns * (cluster > 1 ? 1 + cluster : 1) +
+                                parts * work::states_of_team(columns, state_bytes(problem));
+    plan.shared_bytes += static_cast<int>(states * state_bytes(problem));
   }
   if (strip > 1)
     plan.why =
@@ -1166,7 +1168,8 @@ bool shifts_strips(const Problem& problem, const Plan& plan) {
 // shared memory.
 int states_bytes_of_teams(const Problem& problem, const Plan& plan) {
   const int teams = plan.threads_per_row / work::tile_team(plan.run, plan.threads_per_row);
-  return teams > 1 ? (1 + teams) * plan.rows_per_block * state_bytes(problem) : 0;
+  const int bytes = state_bytes(problem), columns = plan.rows_per_block;
+  return teams > 1 ? (columns + teams * work::states_of_team(columns, bytes)) * bytes : 0;
 }
 
 // And what a block takes at once.
