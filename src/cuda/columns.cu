@@ -905,7 +905,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
     const auto launch = [&]<int kVector>() {
       constexpr int kKernels = tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source),
-                                                       sizeof(typename Operation::Result), Operation::kFused);
+                                                       sizeof(typename Operation::Result), Operation::kDirection,
+                                                       Operation::kFused);
       visit_int<0, kKernels - 1>(layout.kernel, [&](auto kernel) {
         launch_grid<hold_columns<Operation, kVector, kernel>>(arguments, plan, pointers, stream);
       });
@@ -913,8 +914,10 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     constexpr int kVector = tuning::kVectorBytes / sizeof(Source);
     if (plan.vector == kVector) return launch.template operator()<kVector>();
     constexpr int kWord = tuning::columns_word(sizeof(Source));
-    if constexpr (kWord > 1)
+    if constexpr (kWord > 1) {
       if (plan.vector == 1) return launch.template operator()<1>();
+      if (plan.vector > kWord) return launch.template operator()<tuning::kColumnsHalfBytes / sizeof(Source)>();
+    }
     launch.template operator()<kWord>();
   });
 }

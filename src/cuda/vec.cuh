@@ -193,6 +193,15 @@ struct Vec {
       return;
     }
 #endif
+#if defined(__CUDACC__)
+    if constexpr (kBytes == 8) {
+      asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\n@p ld.global.v2.b32 {%0, %1}, [%2];\n}"
+                   : "+r"(words[0]), "+r"(words[1])
+                   : "l"(__cvta_generic_to_global(from)), "r"(int{wanted})
+                   : "memory");
+      return;
+    }
+#endif
     if (wanted) *this = load(from);
   }
   // Of a pair both elements, or the first alone, beside which comes 0.

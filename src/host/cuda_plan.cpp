@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -700,7 +701,7 @@ bool tiles_may_overlap(const Problem& problem, const Plan& plan) {
 int columns_overlap(const Problem& problem, const Plan& plan) {
   if (problem.in_place || !tiles_may_overlap(problem, plan)) return 0;  // in place, another may have written them
   const int bytes = plan.vector * size_of(problem.result);
-  return (tuning::kSectorBytes - (holds_vectors(problem, plan) ? 1 : 0)) / bytes;
+  return (tuning::kSectorBytes - (tuning::are_words(plan.vector * size_of(problem.source)) ? 0 : 1)) / bytes;
 }
 
 // Which kernel it runs: one of tuning::kColumnsKernels, or of those for words or single columns. Those that have
@@ -709,10 +710,15 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
   const int source = size_of(problem.source), bytes = plan.vector * source, vectors = plan.items * sources_of(problem);
   const bool alone = plan.threads_per_row == 1 && !folded;
   if (shifted) return alone ? tuning::kAllShiftedWordsKernel : tuning::kShiftedWordsKernel;
-  const int kernels = tuning::columns_kernels(bytes, source, size_of(problem.result), problem.fused.any);
+  const int kernels =
+      tuning::columns_kernels(bytes, source, size_of(problem.result), problem.direction, problem.fused.any);
+  const bool many_threads = tuning::are_vectors(bytes) && kernels > tuning::kManyThreadsKernel && !folded;
   const bool few =
       tuning::are_words(bytes) && problem.outer.size * problem.inner.size / plan.vector < tuning::kColumnWordsMany;
   for (int kernel = folded ? tuning::kFoldedKernel : 0; kernel < kernels; ++kernel) {
+    if (kernel == tuning::kSmallerKernel && many_threads &&
+        tuning::kColumnsKernels[tuning::kManyThreadsKernel].vectors >= vectors)
+      return tuning::kManyThreadsKernel;
     const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
     const bool suits = size.turns > 1 ? alone && !(few && kernel > 0) : size.max_block >= plan.block;
     if (suits && size.vectors >= vectors) return kernel;
@@ -720,12 +726,19 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
   throw std::logic_error("no kernel holds so many columns");
 }
 
-// Vectors of columns, or folded ones, or words, or single columns, in registers; a thread has every along'th element of
-// dim.
+std::int64_t columns_grid(const Problem& problem, const Plan& plan) {
+  const ColumnsLayout layout = columns_layout(problem, plan);
+  return divide_up(problem.outer.size * layout.inner, layout.turns * layout.step) * plan.cluster;
+}
+
+// Vectors of columns, or folded ones, halves of vectors, words, or single columns, in registers; a thread has every
+// along'th element of dim. With many threads, as tuning::kManyThreadsKernel has, if shapes are given for these.
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
-                                 int vector) {
+                                 int vector, std::span<const tuning::ColumnsShape> many_threads_shapes = {}) {
+  const bool many_threads = !many_threads_shapes.empty();
   const int bytes = size_of(problem.source), operands = sources_of(problem);
-  const int kernels = tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.fused.any);
+  const int kernels = tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.direction,
+                                              problem.fused.any);
   if (kernels == 0) return {};
   Plan plan;
   plan.regime = Regime::strided;
@@ -736,8 +749,11 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const std::int64_t strip = layout.inner, dim = layout.fold.dim, vectors = problem.outer.size * strip;
   if (layout.fold.folds && layout.whole < tuning::columns_min_folded(bytes, problem.direction)) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
-  const int last = layout.fold.folds ? kernels : tuning::kFoldedKernel;
-  const tuning::ColumnsKernel& largest_kernel = vectors_held ? tuning::kColumnsKernels[last - 1]
+  const int last = layout.fold.folds ? tuning::kManyThreadsKernel : tuning::kFoldedKernel;
+  const tuning::ColumnsKernel& largest_kernel = tuning::are_halves(vector * bytes) ? tuning::kColumnHalvesKernels.back()
+                                                : vectors_held
+                                                    ? tuning::kColumnsKernels[many_threads ? tuning::kManyThreadsKernel
+                                                                                           : last - 1]
                                                 : singles    ? tuning::kColumnSinglesKernels.back()
                                                              : tuning::kColumnWordsKernels[tuning::kWordsKernel];
   int most = 0, most_threads = 0;  // of a thread; of a block: those of the kernel that was tried last
@@ -796,7 +812,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     double least = std::numeric_limits<double>::infinity();
     for (int cluster = most_blocks; cluster >= fewest_blocks; --cluster) {
       share(cluster);
-      const double cost = tuning::columns_cost(waves(), plan.items * operands * vector * bytes);
+      const double cost = tuning::columns_cost(waves(), plan.items * operands * vector * bytes, many_threads);
       if (cost < least) best = cluster, least = cost;
     }
     share(best);
@@ -861,7 +877,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
         });
       };
       if (!fit(largest_kernel, 0, architecture.max_cluster)) return false;
-      if (!vectors_held ||
+      if (!vectors_held || many_threads ||
           !tuning::columns_rather_fewer(bytes, size_of(problem.result), problem.direction, problem.fused.any))
         return true;
       // segments whose sectors are written in parts are to be no shorter for it, nor clusters larger for many waves
@@ -873,10 +889,11 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
                  many_waves ? plan.cluster : architecture.max_cluster) ||
              fit(largest_kernel, 0, architecture.max_cluster);
     };
-    if (!(!vectors_held  ? any_fits(tuning::kColumnWordsShapes)
-          : overlaps     ? any_fits(tuning::kOverlappingShapes)
-          : operands > 1 ? any_fits(tuning::kColumnsBackwardShapes)
-                         : any_fits(tuning::kColumnsShapes)))
+    if (!(many_threads    ? any_fits(many_threads_shapes)
+          : !vectors_held ? any_fits(tuning::kColumnWordsShapes)
+          : overlaps      ? any_fits(tuning::kOverlappingShapes)
+          : operands > 1  ? any_fits(tuning::kColumnsBackwardShapes)
+                          : any_fits(tuning::kColumnsShapes)))
       return false;
     // sectors that are written in parts are as slow as to read twice
     if (bytes == 2 && vectors_held && plan.run * vector * bytes <= tuning::kSectorBytes &&
@@ -910,7 +927,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const int turns = tuning::columns_kernel(vector * bytes, kernel).turns;
   if (turns > 1) width = plan.block = tuning::kColumnsBlock;
   plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
-  plan.grid = divide_up(vectors, turns * columns_layout(problem, plan).step) * plan.cluster;
+  plan.grid = columns_grid(problem, plan);
   const bool all_shifted = tuning::shifts_all_words(vector * bytes, kernel);
   const std::int64_t teams = all_shifted ? 2 : along / work::tile_team(plan.run, static_cast<int>(along));
   const auto columns = static_cast<int>((width + layout.shift) * plan.vector);
@@ -928,6 +945,66 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
           ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
           : "another dimension runs faster than dim; threads hold vectors of columns in registers";
   return plan;
+}
+
+// Whether columns that are held so take less than they do otherwise, as tuning::columns_cost() has it, but for what is
+// not in it: by far, if that is done in few waves.
+bool takes_less(const Problem& problem, const Device& device, const Plan& plan, const Plan& otherwise,
+                double other_cost = 1) {
+  const auto waves_and_cost = [&](const Plan& plan) {
+    const ColumnsLayout layout = columns_layout(problem, plan);
+    const int bytes = plan.vector * size_of(problem.source);
+    const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, layout.kernel);
+    const int blocks = kernel.max_block * kernel.blocks / plan.block;
+    const double waves = static_cast<double>(plan.grid / plan.cluster) /
+                         tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
+    const int held = plan.items * layout.turns * sources_of(problem) * bytes;
+    return std::pair{waves, tuning::columns_cost(waves, held, tuning::has_many_threads(bytes, layout.kernel))};
+  };
+  const auto [waves, cost] = waves_and_cost(otherwise);
+  const double by_far = waves < tuning::kColumnsFewestWaves ? tuning::kColumnsByFar : 1;
+  return waves_and_cost(plan).second < by_far * other_cost * cost;
+}
+
+// Whether vectors of 16-bit columns, or words, would leave sectors of which others write a part, as halves do not.
+bool writes_parts_of_sectors(const Problem& problem) {
+  return size_of(problem.source) == 2 && begin_within_sectors(problem);
+}
+
+// Four columns each, held by many threads, where vectors of columns can be, forward, or these are 16-bit and halves of
+// vectors.
+std::optional<Plan> by_many_threads(const Problem& problem, const Device& device,
+                                    const tuning::Architecture& architecture) {
+  const int bytes = size_of(problem.source);
+  const bool backward = problem.direction == Direction::backward, halves = bytes == 2;
+  if (bytes > 4 || problem.source != problem.result || problem.fused.any) return {};
+  if (backward && columns_are_vectors(problem, tuning::kVectorBytes / bytes)) return {};
+  const auto of = [&](std::span<const tuning::ColumnsShape> shapes) {
+    return held_columns(problem, device, architecture, tuning::kManyThreadsColumns, shapes);
+  };
+  std::optional<Plan> plan;
+  if (!columns_are_vectors(problem, tuning::kManyThreadsColumns)) {
+    return {};
+  } else if (!writes_parts_of_sectors(problem)) {
+    plan = halves ? of(tuning::kManyThreadsHalvesShapes) : of(tuning::kManyThreadsShapes);
+  } else if (problem.dim.size > tuning::kColumnWordsKernels[tuning::kWordsKernel].vectors) {
+    plan = of(tuning::kManyThreadsOverlappingShapes);
+    const auto longer = of(tuning::kColumnWordsShapes);
+    if (!plan || (longer && takes_less(problem, device, *longer, *plan))) plan = longer;
+  }
+  if (!plan) return {};
+  // short strips: neighbours along dim have to fill lines; backward, folded ones do better
+  const bool whole = strip_of(problem) * bytes < tuning::column_words_min_strip(2, false);
+  const int neighbours = plan->run * plan->threads_per_row / plan->cluster * plan->vector * bytes;
+  if (whole && (backward || neighbours < tuning::kLineBytes)) return {};
+  return plan;
+}
+
+// Whether they take less than the same vectors held by fewer threads do; not of so few blocks that multiprocessors are
+// idle.
+bool suits_many_threads(const Problem& problem, const Device& device, const Plan& many, const Plan& few) {
+  return many.cluster <= tuning::kGpc / 2 && many.grid >= device.multiprocessors &&
+         takes_less(problem, device, many, few, writes_parts_of_sectors(problem) ? tuning::kColumnsInPartsCost : 1);
 }
 
 // Whether folded columns are held at less cost than as words, forward: a vector takes one instruction where words take
@@ -997,7 +1074,18 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
-  if (columns_are_vectors(problem, vector)) return of(vector);
+  Problem apart = problem;  // in place, tiles do not overlap, but bits are to be the same
+  apart.in_place = false;
+  const auto placed = [&](std::optional<Plan> plan) {
+    if (plan) plan->grid = columns_grid(problem, *plan);
+    return plan;
+  };
+  const auto many = by_many_threads(apart, device, architecture);
+  if (columns_are_vectors(problem, vector)) {
+    const auto few = held_columns(apart, device, architecture, vector);
+    return placed(few && many && suits_many_threads(apart, device, *many, *few) ? many : few);
+  }
+  if (many) return placed(many);
   const auto folded = [&]() -> std::optional<Plan> {
     if (!slabs_may_fold(problem, vector)) return {};
     const auto folds = of(vector);

@@ -392,14 +392,22 @@ struct ColumnsKernel {
 };
 inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}, ColumnsKernel{10, 1, 256, 3},
-                                       ColumnsKernel{20, 1, 512, 1}};
-// The last of them are for slabs that are folded, and may begin and end within a vector. Backward rather has the
+                                       ColumnsKernel{20, 1, 512, 1}, ColumnsKernel{8, 1, 512, 2}};
+// The last but one of them are for slabs that are folded, and may begin and end within a vector. Backward rather has the
 // smaller one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197 take
 // an H100 128 us in clusters of five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38, 52, as
 // tiles 55), but where that has no room rather the larger one than tiles in clusters of a GPC or to read twice, if its
 // blocks fill the GPU (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49 365, 654; of 16 bits, an H200 takes for
 // 50 x 4000 x 51 31.6, 41).
-inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3;
+inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel = 5;
+// The last one has 64 registers, and a multiprocessor 1024 threads of it, each with 128 bytes of four columns: as many
+// bytes as 512 threads hold of 256, but twice as many warps, of which some load while others compute, or wait for each
+// other (forward, of float32, 32 x 2048 x 2048 in clusters of eight takes an H200 274 us, 290 by 512 threads in
+// clusters of two). Of 16 bits, four columns are half a vector, wherever 8 bytes divide them: that takes less than
+// vectors (forward, 16 x 1000 x 1000 24.1 us, 27.3; 512 x 65536, dim 0, 38.6, 41.8), than words (128 x 512 x 14 x 14
+// 19.7, 22.5, backward 25.1, 26.6), and than vectors of folded slabs (300 x 500 x 36 11.0, 13.6).
+inline constexpr int kColumnsHalfBytes = 8, kManyThreadsColumns = 4;
+inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}};
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
 // all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
 // under way (16 x 21 x 263169 of float32: 200 us, one at a time 211; x 10: 92, 112; x 30: 293, 312).
@@ -416,6 +424,7 @@ inline constexpr std::int64_t kColumnWordsMany = 1 << 18;
 // columns 58).
 inline constexpr Array kColumnSinglesKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{16, 2, 128, 8}};
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
+constexpr bool are_halves(int vector_bytes) { return vector_bytes == kColumnsHalfBytes; }
 constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
 constexpr bool are_singles(int vector_bytes) { return vector_bytes < kColumnsWordBytes; }
 // Bytes between the states of one vector of columns and of the next, in shared memory: of those that move as several of
@@ -440,9 +449,12 @@ constexpr bool shifts_words(int vector_bytes, int kernel) {
 constexpr bool shifts_all_words(int vector_bytes, int kernel) {
   return are_words(vector_bytes) && kernel == kAllShiftedWordsKernel;
 }
+constexpr bool has_many_threads(int vector_bytes, int kernel) {
+  return are_halves(vector_bytes) || (are_vectors(vector_bytes) && kernel == kManyThreadsKernel);
+}
 enum class ColumnsForm : std::uint8_t { plain, shifted, folded };
 constexpr ColumnsForm columns_form(int vector_bytes, int kernel) {
-  if (are_vectors(vector_bytes) && kernel >= kFoldedKernel) return ColumnsForm::folded;
+  if (are_vectors(vector_bytes) && kernel >= kFoldedKernel && kernel < kManyThreadsKernel) return ColumnsForm::folded;
   return shifts_words(vector_bytes, kernel) ? ColumnsForm::shifted : ColumnsForm::plain;
 }
 // Columns of a word.
@@ -451,16 +463,21 @@ constexpr int columns_word(int source_bytes) {
 }
 // How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
 // tiles, in shared memory, leave it them.
-constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
+constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, Direction direction, bool fused) {
   if (source_bytes == 8) return 0;
-  if (are_vectors(vector_bytes)) return fused ? kFoldedKernel : static_cast<int>(kColumnsKernels.size());
-  const bool halves = source_bytes == 2 && result_bytes == 2;
+  if (are_vectors(vector_bytes)) {
+    const bool has_many_threads = source_bytes == 4 && direction == Direction::forward;
+    return fused ? kFoldedKernel : has_many_threads ? kManyThreadsKernel + 1 : kManyThreadsKernel;
+  }
+  const bool short_results = source_bytes == 2 && result_bytes == 2;
   if (fused) return 0;
-  if (are_singles(vector_bytes)) return halves ? kColumnSinglesKernels.size() : 0;
-  return halves ? kColumnWordsKernels.size() : kShiftedWordsKernel;
+  if (are_singles(vector_bytes)) return short_results ? kColumnSinglesKernels.size() : 0;
+  if (are_halves(vector_bytes)) return short_results ? kColumnHalvesKernels.size() : 0;
+  return short_results ? kColumnWordsKernels.size() : kShiftedWordsKernel;
 }
 constexpr const ColumnsKernel& columns_kernel(int vector_bytes, int kernel) {
   if (are_singles(vector_bytes)) return kColumnSinglesKernels[kernel];
+  if (are_halves(vector_bytes)) return kColumnHalvesKernels[kernel];
   return are_vectors(vector_bytes) ? kColumnsKernels[kernel] : kColumnWordsKernels[kernel];
 }
 // Items between two questions whether there are more: a question costs an instruction or two in each pass, what is
@@ -496,7 +513,7 @@ constexpr int columns_block(int source_bytes) { return source_bytes == 2 ? 128 :
 // as dim is long: more threads along it find more of what they want in a line (58254 x 9 x 8 of 16 bits: forward 7.8
 // us, one thread 19.5, backward 7.9, 16.8; 200000 x 8 x 4 of float32: 14.9, 31 and 18.9, 36.8).
 constexpr int columns_rather_held(int run, int source_bytes, Direction direction) {
-  if (direction == Direction::backward) return run <= 2 ? 3 : kColumnsKernels.back().vectors;
+  if (direction == Direction::backward) return run <= 2 ? 3 : kColumnsKernels[kFoldedKernel - 1].vectors;
   return run > 2 ? kColumnsKernels[kSmallerKernel].vectors : run == 1 && source_bytes == 2 ? 5 : 7;
 }
 // The same of words, which lanes do not fold: `run` lanes along the columns, and threads along dim, until both together
@@ -577,9 +594,23 @@ inline constexpr Array kColumnsShapes{
 // measured with 24 items instead, which is less of words and more of vectors). What tiles overlap by, and blocks that
 // are wider for few columns, are left out.
 inline constexpr int kColumnsOtherBytes = 128;
-inline double columns_cost(double waves, int bytes) {
-  return std::max(1.0, (waves + std::ceil(waves)) / 2) * (kColumnsOtherBytes + bytes);
+// Of twice as many threads, each of which has other work to do as well, it is more: so much lies about in the middle of
+// what 24 problems say.
+inline constexpr int kManyThreadsOtherBytes = 200;
+inline double columns_cost(double waves, int bytes, bool many_threads = false) {
+  return std::max(1.0, (waves + std::ceil(waves)) / 2) *
+         ((many_threads ? kManyThreadsOtherBytes : kColumnsOtherBytes) + bytes);
 }
+
+// Of fewer waves than this, in which blocks come and go as they find room, the costs of plans that differ in more than
+// their clusters say little, unless one of them is less than such a part of the other (19 x 308 x 224 of float32, of
+// costs that are alike: 5.9 us, by many threads 7.3).
+inline constexpr int kColumnsFewestWaves = 2;
+inline constexpr double kColumnsByFar = 0.7;
+
+// Vectors of 16 bits whose tiles write sectors in parts take so much longer, at least (1266 x 499 x 88: 104 us, halves of
+// vectors, whose tiles overlap, 73; 262 x 1441 x 152 95, 81).
+inline constexpr double kColumnsInPartsCost = 1.4;
 
 // Strips of so many vectors, or words, have few states for more blocks to combine (64 x 100000 x 2 of float32,
 // backward: 58.1 us by sixteen blocks, 63.5 by ten, of 16 bits, forward, 23.5 by twelve, 25.6 by five; but 300 x 5000 x
@@ -617,6 +648,15 @@ inline constexpr Array kColumnWordsShapes{
     ColumnsShape{kLineBytes, 256, kOverHalfAGpc, kGpc},
     ColumnsShape{kLineBytes, 512, kOverHalfAGpc, kGpc},
 };
+// Of threads that have 128 bytes each: whole lines, rather over more blocks than of half of one, as long as these are
+// not over half of a GPC (16 x 1000 x 1000 of 16 bits: 24.2 us in clusters of four, 27.0 by half lines in such of two).
+// Vectors have longer columns in fewer and smaller blocks (20 x 5840 x 384 of float32: 106 us, 110 by blocks of 512).
+inline constexpr Array kManyThreadsShapes{ColumnsShape{kLineBytes, 256, 1, 8}};
+inline constexpr Array kManyThreadsHalvesShapes{ColumnsShape{kLineBytes, 256, 1, 8}, ColumnsShape{64, 512, 1, 8}};
+// Where rows of results begin within sectors, so that tiles overlap by a part of one, never shorter ones: whichever of
+// these and of those of words takes less.
+inline constexpr Array kManyThreadsOverlappingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc},
+                                                     ColumnsShape{kLineBytes, 512, kOverHalfAGpc, kGpc}};
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
 // than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of
 // float32 414, 401 and 312, 342), of such as overlap for less than one (8 x 16000 x 700 of float32: 339, 317), of words

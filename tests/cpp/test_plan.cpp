@@ -84,7 +84,7 @@ bool has_room(const Problem& problem, const Plan& plan) {
   const int bytes = plan.vector * size_of(problem.source), operands = problem.has(kGrad) ? 2 : 1;
   const ColumnsLayout layout = columns_layout(problem, plan);
   if (layout.kernel >=
-      tuning::columns_kernels(bytes, size_of(problem.source), size_of(problem.result), problem.fused.any))
+      tuning::columns_kernels(bytes, size_of(problem.source), size_of(problem.result), problem.direction, problem.fused.any))
     return false;
   const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, layout.kernel);
   return plan.block <= kernel.max_block && plan.items * operands <= kernel.vectors &&
