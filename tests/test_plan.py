@@ -321,9 +321,7 @@ def test_columns_are_folded_in_less_than_a_mebibyte(shape: tuple[int, ...], back
         ((8, 1500, 640), 1, 6, 64, 4),
         ((10, 600, 4096), 1, 10, 64, 1),
         ((4, 8192, 512), 1, 8, 64, 16),
-        ((32, 1500, 2048), 1, 12, 64, 2),  # of so many waves that larger clusters would wait
         ((16_384, 2048), 0, 16, 64, 16),  # which would have room for a sector alone
-        ((64, 300, 1000), 1, 19, 128, 1),  # rows that begin within sectors, in longer segments
     ],
 )
 def test_threads_rather_hold_less_of_16_bits(
@@ -334,6 +332,55 @@ def test_threads_rather_hold_less_of_16_bits(
     assert (chosen.items, chosen.cluster) == (items, cluster)
     columns = chosen.outer * chosen.inner // (chosen.grid // chosen.cluster)  # of a tile
     assert columns * 2 == segment
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "dtype", "segment", "cluster"),
+    [
+        ((32, 2048, 2048), 1, torch.float32, 128, 8),
+        ((32, 2048, 2048), 1, torch.float16, 128, 8),
+        ((512, 65_536), 0, torch.float32, 128, 2),
+        ((512, 65_536), 0, torch.bfloat16, 128, 2),
+        ((2048, 1024, 8), 1, torch.bfloat16, 16, 1),
+        ((300, 500, 36), 1, torch.bfloat16, 72, 2),  # no vectors of 16 bits, but halves
+    ],
+)
+def test_many_threads_have_four_columns_each(
+    shape: tuple[int, ...], dim: int, dtype: torch.dtype, segment: int, cluster: int
+) -> None:
+    chosen = ndsoftmax.explain(shape, dim, dtype=dtype, device="H200")
+    assert (chosen.vector, chosen.passes, chosen.cluster) == (4, 1, cluster)
+    assert chosen.items * chosen.vector * dtype.itemsize <= 128
+    columns = chosen.outer * chosen.inner // (chosen.grid // chosen.cluster)  # of a tile
+    assert columns * dtype.itemsize == segment
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("inner", [100, 196, 676, 2052])
+def test_columns_of_16_bits_that_8_bytes_divide_are_no_words(inner: int, backward: bool) -> None:
+    for dim in (33, 80, 512, 4000):
+        chosen = ndsoftmax.explain((64, dim, inner), 1, dtype=torch.float16, device="H200", backward=backward)
+        assert (chosen.vector, chosen.passes) == (4, 1)
+    # but these, too short for more threads along dim
+    assert ndsoftmax.explain((64, 20, inner), 1, dtype=torch.float16, device="H200", backward=backward).vector == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((12, 197, 64), torch.bfloat16),  # too few for all multiprocessors
+        ((16, 80, 160, 160), torch.bfloat16),  # no threads have to meet
+        ((301_072, 15, 8), torch.bfloat16),  # neighbours would not fill lines
+        ((2, 12_000, 2048), torch.bfloat16),  # clusters would be larger
+        ((20, 5840, 384), torch.float32),
+        ((512, 577, 64), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_few_threads_hold_whole_vectors_where_that_takes_less(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device="H200")
+    assert (chosen.vector * dtype.itemsize, chosen.passes) == (16, 1)
+    assert dtype.itemsize == 2 or chosen.items > 8
 
 
 @pytest.mark.parametrize(

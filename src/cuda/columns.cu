@@ -1,5 +1,6 @@
 // Strided regime, columns held in registers. A thread has one vector of neighbouring columns, 16 bytes that move at
-// once, and of them every along'th element of dim, which it loads straight from memory, all before it uses the first.
+// once, or 8, and of them every along'th element of dim, which it loads straight from memory, all before it uses the
+// first.
 // What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go through (but
 // for masks of columns), no index and no predicate per element, and a step along dim is one addition.
 //
@@ -904,9 +905,9 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold.elements, plan.block);
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
     const auto launch = [&]<int kVector>() {
-      constexpr int kKernels = tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source),
-                                                       sizeof(typename Operation::Result), Operation::kDirection,
-                                                       Operation::kFused);
+      constexpr int kKernels =
+          tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source), sizeof(typename Operation::Result),
+                                  Operation::kDirection, Operation::kFused);
       visit_int<0, kKernels - 1>(layout.kernel, [&](auto kernel) {
         launch_grid<hold_columns<Operation, kVector, kernel>>(arguments, plan, pointers, stream);
       });
@@ -916,7 +917,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     constexpr int kWord = tuning::columns_word(sizeof(Source));
     if constexpr (kWord > 1) {
       if (plan.vector == 1) return launch.template operator()<1>();
-      if (plan.vector > kWord) return launch.template operator()<tuning::kColumnsHalfBytes / sizeof(Source)>();
+      if (plan.vector > kWord) return launch.template operator()<tuning::kManyThreadsColumns>();
     }
     launch.template operator()<kWord>();
   });

@@ -360,8 +360,7 @@ class TileExchange {
     // in the order of the lanes, k by k, so that they store to neighbouring banks
     if (thread.column < words_ && thread.along % team.lanes == 0)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k)
-        of_teams(thread.along / team.lanes)[k * words_ + thread.column] = state[k];
+      for (int k = 0; k < kColumns; ++k) of_teams(thread.along / team.lanes)[k * words_ + thread.column] = state[k];
     __syncthreads();
     if (cluster_of(arguments_) > 1) ArrivalBarrier::await_cluster();
     gather<State, typename Operation::Result>(
@@ -1055,12 +1054,10 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
   const auto slot = [&](int i) {
     return reinterpret_cast<Vector*>(dynamic_shared_memory()) + i * kSlots * blockDim.x + threadIdx.x;
   };
-  const auto load = [&](int i, Raws& raw, auto... eviction) {
-    columns.load_all(base_of(begin + i), raw, eviction...);
-  };
+  const auto load = [&](int i, Raws& raw, auto... eviction) { columns.load_all(base_of(begin + i), raw, eviction...); };
   // What is kept is not read again. Rather than results of the kernel before, which have to be written when L2 has no
-  // room for them, that is what L2 drops: writing is left for when the source has been read (1 x 500000 x 64 of 16 bits:
-  // 48.9 us, 52.3; of float32 101.6, 103.1; 1 x 125000 x 64 of float32 28.1, 28.9).
+  // room for them, that is what L2 drops: writing is left for when the source has been read (1 x 500000 x 64 of 16
+  // bits: 48.9 us, 52.3; of float32 101.6, 103.1; 1 x 125000 x 64 of float32 28.1, 28.9).
   const auto load_first = [&](int i, Raws& raw) {
     const bool again = !meets || (i >= kept && i < count - tuning::kMeetingHeldSteps);
     load(i, raw, again ? Eviction::normal() : Eviction::first());

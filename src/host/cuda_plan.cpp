@@ -737,8 +737,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
                                  int vector, std::span<const tuning::ColumnsShape> many_threads_shapes = {}) {
   const bool many_threads = !many_threads_shapes.empty();
   const int bytes = size_of(problem.source), operands = sources_of(problem);
-  const int kernels = tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.direction,
-                                              problem.fused.any);
+  const int kernels =
+      tuning::columns_kernels(vector * bytes, bytes, size_of(problem.result), problem.direction, problem.fused.any);
   if (kernels == 0) return {};
   Plan plan;
   plan.regime = Regime::strided;
@@ -750,12 +750,11 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   if (layout.fold.folds && layout.whole < tuning::columns_min_folded(bytes, problem.direction)) return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
   const int last = layout.fold.folds ? tuning::kManyThreadsKernel : tuning::kFoldedKernel;
-  const tuning::ColumnsKernel& largest_kernel = tuning::are_halves(vector * bytes) ? tuning::kColumnHalvesKernels.back()
-                                                : vectors_held
-                                                    ? tuning::kColumnsKernels[many_threads ? tuning::kManyThreadsKernel
-                                                                                           : last - 1]
-                                                : singles    ? tuning::kColumnSinglesKernels.back()
-                                                             : tuning::kColumnWordsKernels[tuning::kWordsKernel];
+  const tuning::ColumnsKernel& largest_kernel =
+      tuning::are_halves(vector * bytes) ? tuning::kColumnHalvesKernels.back()
+      : vectors_held                     ? tuning::kColumnsKernels[many_threads ? tuning::kManyThreadsKernel : last - 1]
+      : singles                          ? tuning::kColumnSinglesKernels.back()
+                                         : tuning::kColumnWordsKernels[tuning::kWordsKernel];
   int most = 0, most_threads = 0;  // of a thread; of a block: those of the kernel that was tried last
   const auto hold = [&](const tuning::ColumnsKernel& kernel) {
     most = kernel.vectors / operands;
@@ -947,8 +946,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   return plan;
 }
 
-// Whether columns that are held so take less than they do otherwise, as tuning::columns_cost() has it, but for what is
-// not in it: by far, if that is done in few waves.
+// Whether columns that are held so take no more than they do otherwise, which costs so many times what
+// tuning::columns_cost() has; by far less, if that is done in few waves.
 bool takes_less(const Problem& problem, const Device& device, const Plan& plan, const Plan& otherwise,
                 double other_cost = 1) {
   const auto waves_and_cost = [&](const Plan& plan) {
@@ -962,8 +961,8 @@ bool takes_less(const Problem& problem, const Device& device, const Plan& plan, 
     return std::pair{waves, tuning::columns_cost(waves, held, tuning::has_many_threads(bytes, layout.kernel))};
   };
   const auto [waves, cost] = waves_and_cost(otherwise);
-  const double by_far = waves < tuning::kColumnsFewestWaves ? tuning::kColumnsByFar : 1;
-  return waves_and_cost(plan).second < by_far * other_cost * cost;
+  return waves_and_cost(plan).second <=
+         (waves < tuning::kColumnsFewestWaves ? tuning::kColumnsByFar : other_cost) * cost;
 }
 
 // Whether vectors of 16-bit columns, or words, would leave sectors of which others write a part, as halves do not.
@@ -1232,8 +1231,8 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   const std::int64_t parts = along / work::tile_team(plan.run, static_cast<int>(along));
   if (parts > 1 || cluster > 1) {
     const auto columns = static_cast<int>((along > 1 ? words : plan.block) * plan.vector);
-    const std::int64_t states = columns * (cluster > 1 ? 1 + cluster : 1) +
-                                parts * work::states_of_team(columns, state_bytes(problem));
+    const std::int64_t states =
+        columns * (cluster > 1 ? 1 + cluster : 1) + parts * work::states_of_team(columns, state_bytes(problem));
     plan.shared_bytes += static_cast<int>(states * state_bytes(problem));
   }
   if (strip > 1)

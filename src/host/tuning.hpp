@@ -390,15 +390,15 @@ struct ColumnsKernel {
   int max_block;  // threads
   int blocks;     // of the largest size, a multiprocessor
 };
-inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7}, ColumnsKernel{10, 1, 256, 3},
+inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7},  ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}, ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}, ColumnsKernel{8, 1, 512, 2}};
-// The last but one of them are for slabs that are folded, and may begin and end within a vector. Backward rather has the
-// smaller one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197 take
-// an H100 128 us in clusters of five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38, 52, as
-// tiles 55), but where that has no room rather the larger one than tiles in clusters of a GPC or to read twice, if its
-// blocks fill the GPU (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49 365, 654; of 16 bits, an H200 takes for
-// 50 x 4000 x 51 31.6, 41).
+// The last but one of them are for slabs that are folded, and may begin and end within a vector. Backward rather has
+// the smaller one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197
+// take an H100 128 us in clusters of five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38,
+// 52, as tiles 55), but where that has no room rather the larger one than tiles in clusters of a GPC or to read twice,
+// if its blocks fill the GPU (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49 365, 654; of 16 bits, an H200
+// takes for 50 x 4000 x 51 31.6, 41).
 inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel = 5;
 // The last one has 64 registers, and a multiprocessor 1024 threads of it, each with 128 bytes of four columns: as many
 // bytes as 512 threads hold of 256, but twice as many warps, of which some load while others compute, or wait for each
@@ -408,6 +408,7 @@ inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel =
 // 19.7, 22.5, backward 25.1, 26.6), and than vectors of folded slabs (300 x 500 x 36 11.0, 13.6).
 inline constexpr int kColumnsHalfBytes = 8, kManyThreadsColumns = 4;
 inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}};
+static_assert(kColumnsHalfBytes == kManyThreadsColumns * 2 && kVectorBytes == kManyThreadsColumns * 4);
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
 // all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
 // under way (16 x 21 x 263169 of float32: 200 us, one at a time 211; x 10: 92, 112; x 30: 293, 312).
@@ -596,7 +597,7 @@ inline constexpr Array kColumnsShapes{
 inline constexpr int kColumnsOtherBytes = 128;
 // Of twice as many threads, each of which has other work to do as well, it is more: so much lies about in the middle of
 // what 24 problems say.
-inline constexpr int kManyThreadsOtherBytes = 200;
+inline constexpr int kManyThreadsOtherBytes = 190;
 inline double columns_cost(double waves, int bytes, bool many_threads = false) {
   return std::max(1.0, (waves + std::ceil(waves)) / 2) *
          ((many_threads ? kManyThreadsOtherBytes : kColumnsOtherBytes) + bytes);
@@ -608,8 +609,8 @@ inline double columns_cost(double waves, int bytes, bool many_threads = false) {
 inline constexpr int kColumnsFewestWaves = 2;
 inline constexpr double kColumnsByFar = 0.7;
 
-// Vectors of 16 bits whose tiles write sectors in parts take so much longer, at least (1266 x 499 x 88: 104 us, halves of
-// vectors, whose tiles overlap, 73; 262 x 1441 x 152 95, 81).
+// Vectors of 16 bits whose tiles write sectors in parts take so much longer, at least (1266 x 499 x 88: 104 us, halves
+// of vectors, whose tiles overlap, 73; 262 x 1441 x 152 95, 81).
 inline constexpr double kColumnsInPartsCost = 1.4;
 
 // Strips of so many vectors, or words, have few states for more blocks to combine (64 x 100000 x 2 of float32,

@@ -83,8 +83,8 @@ bool has_room(const Problem& problem, const Plan& plan) {
   if (plan.regime != Regime::strided || !holds_columns(plan)) return true;
   const int bytes = plan.vector * size_of(problem.source), operands = problem.has(kGrad) ? 2 : 1;
   const ColumnsLayout layout = columns_layout(problem, plan);
-  if (layout.kernel >=
-      tuning::columns_kernels(bytes, size_of(problem.source), size_of(problem.result), problem.direction, problem.fused.any))
+  if (layout.kernel >= tuning::columns_kernels(bytes, size_of(problem.source), size_of(problem.result),
+                                               problem.direction, problem.fused.any))
     return false;
   const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, layout.kernel);
   return plan.block <= kernel.max_block && plan.items * operands <= kernel.vectors &&
@@ -135,6 +135,27 @@ int main() {
       CHECK(covers(problem(3, dim, inner), words));
       const Problem halves = problem(3, dim, inner, DType::float16);
       CHECK(covers(halves, plan(halves, gpu(90))));
+    }
+  // halves of vectors of 16 bits in tiles that overlap, though not in place, where bits are to be the same; and columns
+  // that are vectors, held by many threads
+  for (const bool backward : {false, true})
+    for (const std::int64_t dim : {33, 40, 300, 2051})
+      for (const std::int64_t inner : {36, 100, 204, 1004}) {
+        const Problem apart = problem(5, dim, inner, DType::float16, backward);
+        Problem in_place = apart;
+        in_place.in_place = true;
+        const Plan halves = plan(apart, gpu(90)), same = plan(in_place, gpu(90));
+        CHECK(covers(apart, halves) && covers(in_place, same));
+        CHECK(halves.vector == same.vector && halves.items == same.items && halves.cluster == same.cluster &&
+              halves.threads_per_row == same.threads_per_row && halves.run == same.run);
+        if (inner >= 100) CHECK(halves.vector == 4 && halves.passes == 1);
+      }
+  for (const DType dtype : {DType::float32, DType::float16})
+    for (const auto& [outer, dim, inner] : {std::tuple{60, 1024, 256}, {80, 700, 196}, {2000, 1024, 8}}) {
+      const Problem columns = problem(outer, dim, inner, dtype);
+      const Plan many = plan(columns, gpu(90));
+      CHECK(tuning::has_many_threads(many.vector * size_of(dtype), columns_layout(columns, many).kernel));
+      CHECK(covers(columns, many));
     }
   // many tiles in clusters of any size, of which most blocks are under way, few in larger ones
   CHECK(plan(problem(25, 577, 1001), gpu(90)).cluster == 5);
