@@ -13,7 +13,10 @@
 // Memory takes twice as long for sectors of 32 bytes that blocks write in parts as for all that is read. So where rows
 // begin within sectors, tiles overlap, and write whole ones (work::sectors_written()).
 //
-// Columns that no vectors divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
+// Of 16 bits, halves of vectors take less where threads are many (tuning::kManyThreadsKernel), and wherever 8 bytes
+// divide the columns.
+//
+// Columns that neither divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
 // what bounds them is instructions: so no branch is taken for an element that may be missing, and which elements to
 // store is found once, a bit each. Rows of 16 bits may begin within a word: there, words are shifted by a column, so
 // that all that is loaded and stored are words. A thread has rows that begin alike; states of the same column meet as
@@ -70,7 +73,8 @@ __device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arg
   return kHasClusters ? arguments.cluster.size : 1;
 }
 
-// Else what a thread has at once are words, whose tiles overlap where they may, or single columns.
+// Else what a thread has at once are halves of vectors, or words, whose tiles overlap where they may, or single
+// columns.
 template <typename Operation, int kVector>
 inline constexpr bool kVectors = tuning::are_vectors(kVector * sizeof(typename Operation::Source));
 

@@ -333,7 +333,7 @@ class TileExchange {
     const auto give = [&](int column, int part, int, const State& all) {
       if (part == 0) whole_[column] = all;
     };
-    State* const of_blocks = of_teams(teams());
+    State* const of_blocks = of_team(teams());
     const int mine = blockIdx.x % cluster;
     of_block(state, [&](int column, int part, int lanes, const State& block) {
       if (cluster == 1) return give(column, part, lanes, block);
@@ -360,17 +360,17 @@ class TileExchange {
     // in the order of the lanes, k by k, so that they store to neighbouring banks
     if (thread.column < words_ && thread.along % team.lanes == 0)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) of_teams(thread.along / team.lanes)[k * words_ + thread.column] = state[k];
+      for (int k = 0; k < kColumns; ++k) of_team(thread.along / team.lanes)[k * words_ + thread.column] = state[k];
     __syncthreads();
     if (cluster_of(arguments_) > 1) ArrivalBarrier::await_cluster();
     gather<State, typename Operation::Result>(
-        columns_, parts, log2_parts(parts), [&](int column, int team) { return of_teams(team)[column]; }, give);
+        columns_, parts, log2_parts(parts), [&](int column, int team) { return of_team(team)[column]; }, give);
   }
   // Where the state of all of a column's threads goes, and from where each of these gets it.
   __device__ __forceinline__ State* whole() const { return whole_; }
-  // Room for as many states of each column.
+  // There is room for a state of each column for each of them.
   __device__ __forceinline__ int teams() const { return arguments_.along.size / team().lanes; }
-  __device__ __forceinline__ State* of_teams(int team) const {
+  __device__ __forceinline__ State* of_team(int team) const {
     return whole_ + columns_ + team * work::states_of_team(columns_, sizeof(State));
   }
   __device__ __forceinline__ void read(State (&state)[kColumns]) const {
@@ -910,10 +910,10 @@ class Splits {
 
   // Calls give(number, state) with the combination of all. A warp takes a column, where there are warps enough. Else
   // neighbouring lanes take neighbours in memory: all blocks want the same lines, and L2 serves one request of a line
-  // after the other (1 x 500000 x 64 of 16 bits: 52.3 us, 55.4 by lanes that share a column).
+  // after the other (1 x 500000 x 64 of 16 bits takes an H200 52.3 us, by lanes that share a column 55.4).
   template <typename Exchange, typename Give>
   __device__ __forceinline__ void combine(const Exchange& exchange, const Give& give) const {
-    constexpr int kSome = 9;  // under way at once: of 64 columns, half of what each thread of 512 has of a large GPU
+    constexpr int kSome = tuning::kSplitsTogether;
     const int columns = arguments_.run.size * kVector, log2_copies = kFolds ? arguments_.folded.log2_copies : 0;
     const int count = static_cast<int>(arguments_.splits) << log2_copies;
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
@@ -944,7 +944,7 @@ class Splits {
       }
       if (by_warps) state = Lanes{}.combine_for<typename Operation::Result>(state);
       if (parts > 1 && !by_warps)
-        exchange.of_teams(part)[i] = state;
+        exchange.of_team(part)[i] = state;
       else if (part == 0)
         give(number_of(i), state);
     }
@@ -952,9 +952,9 @@ class Splits {
     __syncthreads();
     gather<State, typename Operation::Result>(
         columns, parts, work::log2_parts(columns, parts, threads),
-        [&](int i, int part) { return exchange.of_teams(part)[i]; },
-        [&](int i, int part, int, const State& state) {
-          if (part == 0) give(number_of(i), state);
+        [&](int i, int other) { return exchange.of_team(other)[i]; },
+        [&](int i, int lane, int, const State& state) {
+          if (lane == 0) give(number_of(i), state);
         });
   }
 
@@ -1057,7 +1057,7 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
   const auto load = [&](int i, Raws& raw, auto... eviction) { columns.load_all(base_of(begin + i), raw, eviction...); };
   // What is kept is not read again. Rather than results of the kernel before, which have to be written when L2 has no
   // room for them, that is what L2 drops: writing is left for when the source has been read (1 x 500000 x 64 of 16
-  // bits: 48.9 us, 52.3; of float32 101.6, 103.1; 1 x 125000 x 64 of float32 28.1, 28.9).
+  // bits takes an H200 48.9 us, without 52.3; of float32 101.6, 103.1; 1 x 125000 x 64 of float32 28.1, 28.9).
   const auto load_first = [&](int i, Raws& raw) {
     const bool again = !meets || (i >= kept && i < count - tuning::kMeetingHeldSteps);
     load(i, raw, again ? Eviction::normal() : Eviction::first());

@@ -160,6 +160,7 @@ struct Vec {
 #endif
   }
 
+  // The same, where L2 is told what to do with it.
   __device__ __forceinline__ static Vec load(const T* from, [[maybe_unused]] Eviction eviction) {
     static_assert(kBytes == 16);
 #if __CUDA_ARCH__ >= 800
@@ -192,8 +193,6 @@ struct Vec {
                      : "memory");
       return;
     }
-#endif
-#if defined(__CUDACC__)
     if constexpr (kBytes == 8) {
       asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\n@p ld.global.v2.b32 {%0, %1}, [%2];\n}"
                    : "+r"(words[0]), "+r"(words[1])

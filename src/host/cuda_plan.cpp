@@ -647,7 +647,7 @@ bool words_may_shift(const Problem& problem) {
   return size_of(problem.source) == 2 && size_of(problem.result) == 2 && begin_alike(problem, 2);
 }
 
-// Else it holds words, or single columns.
+// Else it holds halves of vectors, words, or single columns.
 bool holds_vectors(const Problem& problem, const Plan& plan) {
   return tuning::are_vectors(plan.vector * size_of(problem.source));
 }
@@ -704,8 +704,8 @@ int columns_overlap(const Problem& problem, const Plan& plan) {
   return (tuning::kSectorBytes - (tuning::are_words(plan.vector * size_of(problem.source)) ? 0 : 1)) / bytes;
 }
 
-// Which kernel it runs: one of tuning::kColumnsKernels, or of those for words or single columns. Those that have
-// several tiles have all of dim in each thread.
+// Which kernel it runs: one of tuning::kColumnsKernels, or of those for halves, words or single columns. Those that
+// have several tiles have all of dim in each thread.
 int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool shifted) {
   const int source = size_of(problem.source), bytes = plan.vector * source, vectors = plan.items * sources_of(problem);
   const bool alone = plan.threads_per_row == 1 && !folded;
@@ -724,6 +724,12 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
     if (suits && size.vectors >= vectors) return kernel;
   }
   throw std::logic_error("no kernel holds so many columns");
+}
+
+// How often all multiprocessors are filled with the clusters of so many tiles.
+double waves_of(const Device& device, const tuning::ColumnsKernel& kernel, const Plan& plan, std::int64_t tiles) {
+  const int blocks = kernel.max_block * kernel.blocks / plan.block;  // a multiprocessor
+  return static_cast<double>(tiles) / tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
 }
 
 std::int64_t columns_grid(const Problem& problem, const Plan& plan) {
@@ -797,12 +803,9 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     along = threads_for(plan.run, cluster);
     settle(plan.run);
   };
+  const auto kernel_now = [&] { return columns_kernel(problem, plan, layout.fold.folds, shifted); };
   const auto waves = [&] {
-    const tuning::ColumnsKernel& kernel =
-        tuning::columns_kernel(vector * bytes, columns_kernel(problem, plan, layout.fold.folds, shifted));
-    const int blocks = kernel.max_block * kernel.blocks / plan.block;  // a multiprocessor
-    return static_cast<double>(divide_up(vectors, plan.run)) /
-           tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
+    return waves_of(device, tuning::columns_kernel(vector * bytes, kernel_now()), plan, divide_up(vectors, plan.run));
   };
   // By as many of these blocks as take the least; of the same, the most.
   const auto share_cheaply = [&](int fewest_blocks, int most_blocks) {
@@ -811,7 +814,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     double least = std::numeric_limits<double>::infinity();
     for (int cluster = most_blocks; cluster >= fewest_blocks; --cluster) {
       share(cluster);
-      const double cost = tuning::columns_cost(waves(), plan.items * operands * vector * bytes, many_threads);
+      const double cost = tuning::columns_cost(waves(), plan.items * operands * vector * bytes,
+                                               tuning::has_many_threads(vector * bytes, kernel_now()));
       if (cost < least) best = cluster, least = cost;
     }
     share(best);
@@ -953,10 +957,7 @@ bool takes_less(const Problem& problem, const Device& device, const Plan& plan, 
   const auto waves_and_cost = [&](const Plan& plan) {
     const ColumnsLayout layout = columns_layout(problem, plan);
     const int bytes = plan.vector * size_of(problem.source);
-    const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, layout.kernel);
-    const int blocks = kernel.max_block * kernel.blocks / plan.block;
-    const double waves = static_cast<double>(plan.grid / plan.cluster) /
-                         tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
+    const double waves = waves_of(device, tuning::columns_kernel(bytes, layout.kernel), plan, plan.grid / plan.cluster);
     const int held = plan.items * layout.turns * sources_of(problem) * bytes;
     return std::pair{waves, tuning::columns_cost(waves, held, tuning::has_many_threads(bytes, layout.kernel))};
   };
@@ -965,8 +966,8 @@ bool takes_less(const Problem& problem, const Device& device, const Plan& plan, 
          (waves < tuning::kColumnsFewestWaves ? tuning::kColumnsByFar : other_cost) * cost;
 }
 
-// Whether vectors of 16-bit columns, or words, would leave sectors of which others write a part, as halves do not.
-bool writes_parts_of_sectors(const Problem& problem) {
+// Whether vectors of 16-bit columns would leave sectors of which others write a part. Tiles of halves overlap.
+bool vectors_write_parts(const Problem& problem) {
   return size_of(problem.source) == 2 && begin_within_sectors(problem);
 }
 
@@ -975,35 +976,34 @@ bool writes_parts_of_sectors(const Problem& problem) {
 std::optional<Plan> by_many_threads(const Problem& problem, const Device& device,
                                     const tuning::Architecture& architecture) {
   const int bytes = size_of(problem.source);
-  const bool backward = problem.direction == Direction::backward, halves = bytes == 2;
   if (bytes > 4 || problem.source != problem.result || problem.fused.any) return {};
-  if (backward && columns_are_vectors(problem, tuning::kVectorBytes / bytes)) return {};
+  if (!columns_are_vectors(problem, tuning::kManyThreadsColumns)) return {};
+  // backward, vectors take no longer, and short strips do better folded
+  const bool short_strip = strip_of(problem) * bytes < tuning::kManyThreadsMinStrip;
+  if (problem.direction == Direction::backward &&
+      (short_strip || columns_are_vectors(problem, tuning::kVectorBytes / bytes)))
+    return {};
   const auto of = [&](std::span<const tuning::ColumnsShape> shapes) {
     return held_columns(problem, device, architecture, tuning::kManyThreadsColumns, shapes);
   };
   std::optional<Plan> plan;
-  if (!columns_are_vectors(problem, tuning::kManyThreadsColumns)) {
-    return {};
-  } else if (!writes_parts_of_sectors(problem)) {
-    plan = halves ? of(tuning::kManyThreadsHalvesShapes) : of(tuning::kManyThreadsShapes);
-  } else if (problem.dim.size > tuning::kColumnWordsKernels[tuning::kWordsKernel].vectors) {
+  if (!vectors_write_parts(problem)) {
+    plan = bytes == 2 ? of(tuning::kManyThreadsHalvesShapes) : of(tuning::kManyThreadsShapes);
+  } else if (problem.dim.size >= tuning::kHalvesMinDim) {
     plan = of(tuning::kManyThreadsOverlappingShapes);
     const auto longer = of(tuning::kColumnWordsShapes);
     if (!plan || (longer && takes_less(problem, device, *longer, *plan))) plan = longer;
   }
-  if (!plan) return {};
-  // short strips: neighbours along dim have to fill lines; backward, folded ones do better
-  const bool whole = strip_of(problem) * bytes < tuning::column_words_min_strip(2, false);
-  const int neighbours = plan->run * plan->threads_per_row / plan->cluster * plan->vector * bytes;
-  if (whole && (backward || neighbours < tuning::kLineBytes)) return {};
-  return plan;
+  if (!plan || !short_strip) return plan;
+  const int neighbours = plan->run * plan->threads_per_row / plan->cluster * plan->vector * bytes;  // along dim, too
+  return neighbours < tuning::kLineBytes ? std::nullopt : plan;
 }
 
 // Whether they take less than the same vectors held by fewer threads do; not of so few blocks that multiprocessors are
 // idle.
 bool suits_many_threads(const Problem& problem, const Device& device, const Plan& many, const Plan& few) {
   return many.cluster <= tuning::kGpc / 2 && many.grid >= device.multiprocessors &&
-         takes_less(problem, device, many, few, writes_parts_of_sectors(problem) ? tuning::kColumnsInPartsCost : 1);
+         takes_less(problem, device, many, few, vectors_write_parts(problem) ? tuning::kColumnsInPartsCost : 1);
 }
 
 // Whether folded columns are held at less cost than as words, forward: a vector takes one instruction where words take
@@ -1073,18 +1073,23 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
-  Problem apart = problem;  // in place, tiles do not overlap, but bits are to be the same
-  apart.in_place = false;
-  const auto placed = [&](std::optional<Plan> plan) {
-    if (plan) plan->grid = columns_grid(problem, *plan);
-    return plan;
-  };
-  const auto many = by_many_threads(apart, device, architecture);
-  if (columns_are_vectors(problem, vector)) {
+  const bool are_vectors = columns_are_vectors(problem, vector);
+  const auto vectors_of = [&](const Problem& apart) {
+    const auto many = by_many_threads(apart, device, architecture);
+    if (!are_vectors) return many;
     const auto few = held_columns(apart, device, architecture, vector);
-    return placed(few && many && suits_many_threads(apart, device, *many, *few) ? many : few);
+    return few && many && suits_many_threads(apart, device, *many, *few) ? many : few;
+  };
+  std::optional<Plan> vectors;
+  if (problem.in_place) {  // tiles do not overlap, but bits are to be the same
+    Problem apart = problem;
+    apart.in_place = false;
+    vectors = vectors_of(apart);
+    if (vectors) vectors->grid = columns_grid(problem, *vectors);
+  } else {
+    vectors = vectors_of(problem);
   }
-  if (many) return placed(many);
+  if (vectors || are_vectors) return vectors;
   const auto folded = [&]() -> std::optional<Plan> {
     if (!slabs_may_fold(problem, vector)) return {};
     const auto folds = of(vector);

@@ -86,7 +86,7 @@ struct ColumnsLayout {
   std::int64_t whole;  // elements of dim, folded ones, that all columns have, wherever slabs begin
   std::int64_t rows;   // that a block has
   int along;           // threads of a block along dim
-  int kernel;          // that it runs: one of tuning::kColumnsKernels, or of those for words
+  int kernel;          // that it runs: one of tuning::kColumnsKernels, or of those for fewer columns
   int turns;           // of a block, which has so many tiles
   int width;           // of columns, that a block has at a turn
   int step;            // from the columns of a tile to those of the next

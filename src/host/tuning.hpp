@@ -406,7 +406,13 @@ inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel =
 // clusters of two). Of 16 bits, four columns are half a vector, wherever 8 bytes divide them: that takes less than
 // vectors (forward, 16 x 1000 x 1000 24.1 us, 27.3; 512 x 65536, dim 0, 38.6, 41.8), than words (128 x 512 x 14 x 14
 // 19.7, 22.5, backward 25.1, 26.6), and than vectors of folded slabs (300 x 500 x 36 11.0, 13.6).
+// Forward, of float32, it takes whatever it has room for: with shorter segments, it takes as long as the smaller one.
 inline constexpr int kColumnsHalfBytes = 8, kManyThreadsColumns = 4;
+// Words of dims that one thread has all of stay words.
+inline constexpr int kHalvesMinDim = 33;
+// Bytes: of shorter strips of halves, threads have whole ones; neighbours along dim have to fill lines (301072 x 15 x
+// 8: 40.5 us, by halves 98.5).
+inline constexpr int kManyThreadsMinStrip = 192;
 inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}};
 static_assert(kColumnsHalfBytes == kManyThreadsColumns * 2 && kVectorBytes == kManyThreadsColumns * 4);
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
@@ -432,6 +438,8 @@ constexpr bool are_singles(int vector_bytes) { return vector_bytes < kColumnsWor
 // 16 bytes, neighbouring threads would else want the same banks (an H100 takes for 3072 x 197 x 197 of 16 bits 225 us,
 // without a gap 229; 15709 x 89 x 3 13.1, 14.1). A block that shared memory then has no room for is rare, and no loss.
 constexpr int states_gap(int bytes) { return bytes > kVectorBytes ? kVectorBytes : 0; }
+// The same of teams of a tile, or of columns read twice, whose states of one column neighbouring threads combine.
+inline constexpr int kTeamsGap = kVectorBytes;
 // Whether tiles may overlap: where something is fused, and of 16 bits, to ask which vector is whose takes registers
 // that there are not, and results of 16 bits would overlap by three; single columns would by sixteen.
 constexpr bool columns_may_overlap(int vector_bytes, int source_bytes, int result_bytes, bool fused) {
@@ -598,14 +606,15 @@ inline constexpr int kColumnsOtherBytes = 128;
 // Of twice as many threads, each of which has other work to do as well, it is more: so much lies about in the middle of
 // what 24 problems say.
 inline constexpr int kManyThreadsOtherBytes = 190;
-inline double columns_cost(double waves, int bytes, bool many_threads = false) {
+inline double columns_cost(double waves, int bytes, bool many_threads) {
   return std::max(1.0, (waves + std::ceil(waves)) / 2) *
          ((many_threads ? kManyThreadsOtherBytes : kColumnsOtherBytes) + bytes);
 }
 
 // Of fewer waves than this, in which blocks come and go as they find room, the costs of plans that differ in more than
 // their clusters say little, unless one of them is less than such a part of the other (19 x 308 x 224 of float32, of
-// costs that are alike: 5.9 us, by many threads 7.3).
+// costs that are alike: 5.9 us, by many threads 7.3; 12 x 1134 x 136 of 16 bits, whose vectors write sectors in parts,
+// 6.5, by halves 8.7).
 inline constexpr int kColumnsFewestWaves = 2;
 inline constexpr double kColumnsByFar = 0.7;
 
@@ -654,8 +663,8 @@ inline constexpr Array kColumnWordsShapes{
 // Vectors have longer columns in fewer and smaller blocks (20 x 5840 x 384 of float32: 106 us, 110 by blocks of 512).
 inline constexpr Array kManyThreadsShapes{ColumnsShape{kLineBytes, 256, 1, 8}};
 inline constexpr Array kManyThreadsHalvesShapes{ColumnsShape{kLineBytes, 256, 1, 8}, ColumnsShape{64, 512, 1, 8}};
-// Where rows of results begin within sectors, so that tiles overlap by a part of one, never shorter ones: whichever of
-// these and of those of words takes less.
+// Where rows of results begin within sectors, so that tiles overlap by a part of one, never shorter ones; or those of
+// words, where takes_less() says so.
 inline constexpr Array kManyThreadsOverlappingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc},
                                                      ColumnsShape{kLineBytes, 512, kOverHalfAGpc, kGpc}};
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
@@ -775,6 +784,8 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 // float32 30.3, 33.7). Less than so much of L2 two launches find there, and these begin while a kernel before them ends
 // (an H100 takes for 1 x 100000 x 16 of float32 17.0 us, 16.7).
 inline constexpr int kMeetingHeldSteps = 2;  // that stay in registers
+inline constexpr int kSplitsTogether = 9;    // states under way at once: half of what each of 512 threads has of 64
+                                             // columns that are spread over 132 multiprocessors
 inline constexpr int kMeetingL2Part = 6;
 // Nor is it worth it where less than such a part is kept: blocks that run at once drift apart, and two launches bring
 // them together (an H200 takes for 3 x 40000 x 700 of float32 backward 549 us, two launches 443; 1 x 40000 x 4000 of 16

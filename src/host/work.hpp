@@ -135,9 +135,10 @@ NDSOFTMAX_HOST_DEVICE int tile_team(int run, int threads_along) {
   return lanes < threads_along ? lanes : threads_along;
 }
 
-// A team's states of so many columns, in shared memory, and 16 bytes beside, without which the threads that combine
-// those of all teams would want the same banks.
-NDSOFTMAX_HOST_DEVICE int states_of_team(int columns, int state_bytes) { return columns + 16 / state_bytes; }
+// A team's states of so many columns, in shared memory, and the gap before those of the next team.
+NDSOFTMAX_HOST_DEVICE int states_of_team(int columns, int state_bytes) {
+  return columns + tuning::kTeamsGap / state_bytes;
+}
 
 // Of the threads that combine `count` states of each column: as many as there are states, up to a warp, or as the block
 // has for each column.

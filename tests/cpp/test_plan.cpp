@@ -39,9 +39,8 @@ bool writes_sector(int column, int inner, int bytes, int phase, int step) {
 // Of rows of `inner` vectors of so many bytes that begin `phase` into a sector, each `drift` further than the one
 // before: whether tiles that overlap by a sector, or by a vector, write each vector once, and none a part of a sector
 // that another has, too.
-bool write_whole_sectors(int bytes, int step, int inner, int phase, int drift, int rows) {
+bool write_whole_sectors(int bytes, int overlap, int step, int inner, int phase, int drift, int rows) {
   constexpr int kSector = tuning::kSectorBytes;
-  const int overlap = bytes < tuning::kVectorBytes ? kSector / bytes : (kSector - 1) / bytes;
   const int width = step + overlap, tiles = (rows * inner + step - 1) / step;
   std::vector<int> writer(static_cast<std::size_t>(rows * inner), -1);
   const auto phase_of = [&](int row, int i) { return (phase + row * drift + i * bytes) % kSector; };
@@ -122,12 +121,13 @@ int main() {
       }
 
   // columns that no vectors divide: words in tiles that overlap, or, where those do not fit, folded ones
-  for (const int bytes : {2, 4, 8, 16})
+  for (const auto& [bytes, overlap] :
+       {std::pair{2, 16}, {4, 8}, {8, 4}, {8, 3}, {16, 1}})  // 8: float32 of words; halves
     for (const int step : {7, 15, 16, 48, 56, 120})
       for (const int inner : {1, 7, 55, 56, 131})
         for (int phase = 0; phase < tuning::kSectorBytes; phase += bytes)
           for (int drift = 0; drift < tuning::kSectorBytes; drift += bytes)
-            CHECK(write_whole_sectors(bytes, step, inner, phase, drift, 5));
+            CHECK(write_whole_sectors(bytes, overlap, step, inner, phase, drift, 5));
   for (const std::int64_t dim : {1, 40, 700})
     for (const std::int64_t inner : {131, 257, 1001}) {
       const Plan words = plan(problem(3, dim, inner), gpu(90));
@@ -138,18 +138,29 @@ int main() {
     }
   // halves of vectors of 16 bits in tiles that overlap, though not in place, where bits are to be the same; and columns
   // that are vectors, held by many threads
-  for (const bool backward : {false, true})
-    for (const std::int64_t dim : {33, 40, 300, 2051})
-      for (const std::int64_t inner : {36, 100, 204, 1004}) {
-        const Problem apart = problem(5, dim, inner, DType::float16, backward);
-        Problem in_place = apart;
-        in_place.in_place = true;
-        const Plan halves = plan(apart, gpu(90)), same = plan(in_place, gpu(90));
-        CHECK(covers(apart, halves) && covers(in_place, same));
-        CHECK(halves.vector == same.vector && halves.items == same.items && halves.cluster == same.cluster &&
-              halves.threads_per_row == same.threads_per_row && halves.run == same.run);
-        if (inner >= 100) CHECK(halves.vector == 4 && halves.passes == 1);
-      }
+  for (const DType dtype : {DType::float16, DType::float32})
+    for (const auto& [backward, compute_capability, kibibytes] : {std::tuple{false, 90, 227},
+                                                                  {true, 90, 227},
+                                                                  {false, 80, 163},
+                                                                  {true, 86, 99},
+                                                                  {false, 120, 99},
+                                                                  {true, 90, 48}})
+      for (const std::int64_t dim : {33, 40, 300, 2051})
+        for (const std::int64_t inner : {36, 100, 204, 1004}) {
+          Device device = gpu(compute_capability);
+          device.shared_bytes_per_block = kibibytes << 10;
+          device.multiprocessors = dim < 300 ? 4 : 132;  // of which many waves make many threads worth it
+          const Problem apart = problem(5, dim, inner, dtype, backward);
+          Problem in_place = apart;
+          in_place.in_place = true;
+          const Plan halves = plan(apart, device), same = plan(in_place, device);
+          CHECK(covers(apart, halves) && covers(in_place, same));
+          CHECK(halves.shared_bytes <= device.shared_bytes_per_block);
+          Plan but_for_the_grid = same;
+          but_for_the_grid.grid = halves.grid;
+          if (halves.passes == 1) CHECK(but_for_the_grid == halves);
+          if (compute_capability == 90 && inner >= 100 && dim <= 300) CHECK(halves.vector == 4 && halves.passes == 1);
+        }
   for (const DType dtype : {DType::float32, DType::float16})
     for (const auto& [outer, dim, inner] : {std::tuple{60, 1024, 256}, {80, 700, 196}, {2000, 1024, 8}}) {
       const Problem columns = problem(outer, dim, inner, dtype);
