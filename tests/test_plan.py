@@ -321,7 +321,9 @@ def test_columns_are_folded_in_less_than_a_mebibyte(shape: tuple[int, ...], back
         ((8, 1500, 640), 1, 6, 64, 4),
         ((10, 600, 4096), 1, 10, 64, 1),
         ((4, 8192, 512), 1, 8, 64, 16),
+        ((4, 9000, 2048), 1, 18, 64, 8),  # of so many waves that larger clusters would wait
         ((16_384, 2048), 0, 16, 64, 16),  # which would have room for a sector alone
+        ((16, 300, 1000), 1, 19, 128, 1),  # rows that begin within sectors, in longer segments
     ],
 )
 def test_threads_rather_hold_less_of_16_bits(
@@ -339,6 +341,7 @@ def test_threads_rather_hold_less_of_16_bits(
     [
         ((32, 2048, 2048), 1, torch.float32, 128, 8),
         ((32, 2048, 2048), 1, torch.float16, 128, 8),
+        ((32, 1500, 2048), 1, torch.bfloat16, 128, 6),
         ((512, 65_536), 0, torch.float32, 128, 2),
         ((512, 65_536), 0, torch.bfloat16, 128, 2),
         ((2048, 1024, 8), 1, torch.bfloat16, 16, 1),

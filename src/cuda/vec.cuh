@@ -97,8 +97,9 @@ __device__ __forceinline__ void store_16_bytes(void* to, const unsigned* words) 
 }
 
 // What L2 is to do with what is read: drop it before all else, or as ever.
-class Eviction {
- public:
+struct Eviction {
+  std::uint64_t policy = 0;
+
   __device__ __forceinline__ static Eviction first() {
     Eviction eviction;
 #if __CUDA_ARCH__ >= 800
@@ -113,8 +114,6 @@ class Eviction {
 #endif
     return eviction;
   }
-
-  std::uint64_t policy = 0;
 };
 
 template <typename T, int N>

@@ -726,10 +726,19 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
   throw std::logic_error("no kernel holds so many columns");
 }
 
-// How often all multiprocessors are filled with the clusters of so many tiles.
-double waves_of(const Device& device, const tuning::ColumnsKernel& kernel, const Plan& plan, std::int64_t tiles) {
+// How often the clusters of so many tiles fill all multiprocessors, and what tuning::columns_cost() has for them.
+struct ColumnsCost {
+  double waves, cost;
+};
+ColumnsCost cost_of_columns(const Problem& problem, const Device& device, const Plan& plan, int number,
+                            std::int64_t tiles) {
+  const int bytes = plan.vector * size_of(problem.source);
+  const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, number);
   const int blocks = kernel.max_block * kernel.blocks / plan.block;  // a multiprocessor
-  return static_cast<double>(tiles) / tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
+  const double waves =
+      static_cast<double>(tiles) / tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
+  const int held = plan.items * kernel.turns * sources_of(problem) * bytes;
+  return {waves, tuning::columns_cost(waves, held, tuning::has_many_threads(bytes, number))};
 }
 
 std::int64_t columns_grid(const Problem& problem, const Plan& plan) {
@@ -804,8 +813,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     settle(plan.run);
   };
   const auto kernel_now = [&] { return columns_kernel(problem, plan, layout.fold.folds, shifted); };
-  const auto waves = [&] {
-    return waves_of(device, tuning::columns_kernel(vector * bytes, kernel_now()), plan, divide_up(vectors, plan.run));
+  const auto cost_now = [&] {
+    return cost_of_columns(problem, device, plan, kernel_now(), divide_up(vectors, plan.run));
   };
   // By as many of these blocks as take the least; of the same, the most.
   const auto share_cheaply = [&](int fewest_blocks, int most_blocks) {
@@ -814,9 +823,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     double least = std::numeric_limits<double>::infinity();
     for (int cluster = most_blocks; cluster >= fewest_blocks; --cluster) {
       share(cluster);
-      const double cost = tuning::columns_cost(waves(), plan.items * operands * vector * bytes,
-                                               tuning::has_many_threads(vector * bytes, kernel_now()));
-      if (cost < least) best = cluster, least = cost;
+      if (const double cost = cost_now().cost; cost < least) best = cluster, least = cost;
     }
     share(best);
   };
@@ -837,7 +844,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
         if (plan.cluster > 1 && strip <= tuning::kColumnsShortStrip) {
           share(plan.cluster);
           int most_blocks = std::min(2 * static_cast<int>(power_of_two_from(plan.cluster)), architecture.max_cluster);
-          if (waves() <= 1)  // no more than one on each multiprocessor
+          if (cost_now().waves <= 1)  // no more than one on each multiprocessor
             most_blocks = static_cast<int>(
                 std::clamp<std::int64_t>(device.multiprocessors / problem.outer.size, plan.cluster, most_blocks));
           share_cheaply(plan.cluster, most_blocks);
@@ -926,8 +933,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   }
 
   settle(width);
-  const int kernel = columns_kernel(problem, plan, layout.fold.folds, shifted);
-  const int turns = tuning::columns_kernel(vector * bytes, kernel).turns;
+  const int kernel = kernel_now(), turns = tuning::columns_kernel(vector * bytes, kernel).turns;
   if (turns > 1) width = plan.block = tuning::kColumnsBlock;
   plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
   plan.grid = columns_grid(problem, plan);
@@ -954,16 +960,11 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
 // tuning::columns_cost() has; by far less, if that is done in few waves.
 bool takes_less(const Problem& problem, const Device& device, const Plan& plan, const Plan& otherwise,
                 double other_cost = 1) {
-  const auto waves_and_cost = [&](const Plan& plan) {
-    const ColumnsLayout layout = columns_layout(problem, plan);
-    const int bytes = plan.vector * size_of(problem.source);
-    const double waves = waves_of(device, tuning::columns_kernel(bytes, layout.kernel), plan, plan.grid / plan.cluster);
-    const int held = plan.items * layout.turns * sources_of(problem) * bytes;
-    return std::pair{waves, tuning::columns_cost(waves, held, tuning::has_many_threads(bytes, layout.kernel))};
+  const auto cost_of = [&](const Plan& plan) {
+    return cost_of_columns(problem, device, plan, columns_layout(problem, plan).kernel, plan.grid / plan.cluster);
   };
-  const auto [waves, cost] = waves_and_cost(otherwise);
-  return waves_and_cost(plan).second <=
-         (waves < tuning::kColumnsFewestWaves ? tuning::kColumnsByFar : other_cost) * cost;
+  const auto [waves, cost] = cost_of(otherwise);
+  return cost_of(plan).cost <= (waves < tuning::kColumnsFewestWaves ? tuning::kColumnsByFar : other_cost) * cost;
 }
 
 // Whether vectors of 16-bit columns would leave sectors of which others write a part. Tiles of halves overlap.
