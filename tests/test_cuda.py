@@ -169,7 +169,7 @@ def test_many_wide_rows_that_clusters_hold(dim: int, gap: int, dtype: torch.dtyp
         (327_684, 0),
         (330_001, 8),
         (400_001, 8),
-        (655_361, 0),
+        (655_364, 0),
         (688_132, 0),
         (700_000, 0),
         (1_300_003, 8),
@@ -182,7 +182,7 @@ def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, d
     if ndsoftmax._C.device("cuda").compute_capability == 90 and dtype != torch.float64:
         chosen = ndsoftmax.explain(x, log=log)
         assert (chosen.regime, chosen.staged, chosen.shared_bytes > 0) == ("cluster", False, True)
-        assert chosen.passes == (1 if floats <= 688_128 else 2)
+        assert chosen.passes == (1 if floats <= (655_360 if dtype == torch.float32 else 688_128) else 2)
     # in shared memory, or in what is read twice; and in the former in any case
     x[0, -3], x[1, -7], x[2, -1], x[3, -2] = 40, torch.inf, torch.nan, -torch.inf
     x[4, 300_000 * 4 // dtype.itemsize], x[5, 300_001 * 4 // dtype.itemsize], x[6, :] = torch.nan, 40, -torch.inf

@@ -180,8 +180,8 @@ def test_every_regime_can_be_forced_where_it_belongs(name: str, regime: str, sha
         ((27, 600_000), "H200", "split", 1),  # so few that two rows for each cluster are not there
         ((205, 655_360), "H200", "cluster", 16),
         ((205, 655_364), "H200", "cluster", 16),
-        ((100, 3_440_640), "H200", "cluster", 16),
-        ((100, 3_440_644), "H200", "online", 16),
+        ((100, 3_276_800), "H200", "cluster", 16),
+        ((100, 3_276_804), "H200", "online", 16),
         ((28, 10_000_000), "H200", "online", 16),
         ((27, 10_000_000), "H200", "split", 1),
         ((205, 655_364), "A100", "online", 1),

@@ -331,11 +331,9 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
     if constexpr (tuning::clusters_may_share(sizeof(typename Operation::Source), Operation::kDirection,
                                              Operation::kFused))
       if (plan.shared_bytes > 0) {
-        arguments.apart = plan.items - held_vectors(plan);
-        return visit_int<tuning::kSharingShapes[0].vectors, tuning::kSharingShapes.back().vectors>(
-            held_vectors(plan), [&](auto vectors) {
-              launch_grid<cluster_row<Operation, vectors, true>>(arguments, plan, pointers, stream);
-            });
+        constexpr int kVectors = tuning::sharing_vectors(sizeof(typename Operation::Source));
+        arguments.apart = plan.items - kVectors;
+        return launch_grid<cluster_row<Operation, kVectors, true>>(arguments, plan, pointers, stream);
       }
     visit_held<Operation, kMostClusterVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });

@@ -390,29 +390,40 @@ Plan cluster_plan(const Rows& rows, std::int64_t threads, int cluster) {
   return plan;
 }
 
-// Clusters of the largest size whose threads have more vectors than registers for them, the rest in shared memory, and,
-// of the widest rows, some that are read twice. Registers alone would take so many threads a block.
+// Clusters whose threads have more vectors than registers for them, the rest in shared memory, and, of the widest rows,
+// some that are read twice; where they have more under way than clusters of `held`, in registers alone.
 std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& rows, const Device& device,
-                                          const tuning::Architecture& architecture, std::int64_t threads_held) {
-  if (!tuning::clusters_may_share(size_of(problem.source), problem.direction, problem.fused.any)) return {};
+                                          const tuning::Architecture& architecture, const Plan& held) {
+  const int bytes = size_of(problem.source), vectors = tuning::sharing_vectors(bytes);
+  if (!tuning::clusters_may_share(bytes, problem.direction, problem.fused.any)) return {};
+  const int blocks_held = tuning::kMaxBlock / held.block;
+  const double filled = static_cast<double>(blocks_held * rows.vectors) /
+                        (static_cast<double>(held.cluster) * tuning::kMaxBlock * rows.most_cluster);
+  if (!tuning::rather_shares(bytes, held.cluster, blocks_held, filled)) return {};
   for (const tuning::SharingShape& shape : tuning::kSharingShapes) {
-    if (shape.blocks <= tuning::kMaxBlock / threads_held || threads_held > shape.most_held) continue;
-    if (architecture.max_cluster > shape.blocks * device.multiprocessors) continue;
+    const int cluster = std::min(shape.cluster, architecture.max_cluster);
+    if (bytes > shape.most_source_bytes || shape.blocks * held.cluster <= blocks_held * cluster) continue;
+    if (cluster > shape.blocks * device.multiprocessors) continue;
+    const double waves =
+        static_cast<double>(rows.count) / tuning::clusters_at_once(device.multiprocessors, cluster, shape.blocks);
+    if (blocks_held > 2 && waves * cluster < tuning::kSharingWaves * held.cluster) continue;
     const int threads = tuning::kMaxBlock / shape.blocks / kWarp * kWarp;
-    Plan plan = cluster_plan(rows, threads, architecture.max_cluster);
-    const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / shape.blocks);
-    const int held = shape.vectors + room / (threads * tuning::kVectorBytes);
-    if (std::min(plan.items, held) <= shape.vectors) continue;
-    plan.why = "a row fits in the registers and the shared memory of a cluster of blocks";
-    if (plan.items > held) {
-      const bool alone = threads_held <= tuning::kMaxBlock;  // a single block a multiprocessor has room for all of it
-      const bool more_held = &shape != &tuning::kSharingShapes.back();
-      if (alone || more_held || plan.items > tuning::kClusterTimesHeld * held) continue;
-      plan.items = held;
+    const int room = vectors + tuning::dynamic_shared_bytes(device.shared_bytes_per_block / shape.blocks) /
+                                   (threads * tuning::kVectorBytes);
+    Plan plan = cluster_plan(rows, threads, cluster);
+    if (std::min(plan.items, room) <= vectors) continue;
+    if (plan.items <= room) {
+      plan = cluster_plan(rows, threads_for(rows, std::int64_t{cluster} * plan.items), cluster);
+      plan.why = "a row fits in the registers and the shared memory of a cluster of blocks";
+    } else {
+      const bool last = &shape == &tuning::kSharingShapes.back();
+      // a single block a multiprocessor may have room for all of it
+      if (!last || blocks_held > 0 || plan.items > tuning::kClusterTimesHeld * room) continue;
+      plan.items = room;
       plan.passes = 2;
       plan.why = "a cluster of blocks has some of a row in registers and shared memory, and reads the rest twice";
     }
-    plan.shared_bytes = (plan.items - shape.vectors) * threads * tuning::kVectorBytes;
+    plan.shared_bytes = (plan.items - vectors) * plan.block * tuning::kVectorBytes;
     return plan;
   }
   return {};
@@ -440,10 +451,11 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
     // the smallest that comes close to the most
     while (cluster < architecture.max_cluster && under_way(rows, cluster) < tuning::kClusterFill * most) ++cluster;
     threads = threads_for(rows, cluster * rows.most_cluster);
-    if (tuning::fills_badly(cluster, static_cast<int>(threads))) {
+    if (tuning::gradients_rather_arrive(cluster, static_cast<int>(threads)))
       if (const auto plan = cluster_gradients_plan(problem, rows, device, architecture)) return {plan};
-      if (const auto plan = sharing_clusters_plan(problem, rows, device, architecture, threads)) return {plan};
-    }
+    if (const auto plan =
+            sharing_clusters_plan(problem, rows, device, architecture, cluster_plan(rows, threads, cluster)))
+      return {plan};
     // as many threads as find room where these do
     for (int vectors = rows.most_cluster - 1; vectors > 0; --vectors) {
       const std::int64_t more = threads_for(rows, cluster * vectors);
@@ -1368,8 +1380,6 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 }
 
 }  // namespace
-
-int held_vectors(const Plan& plan) { return plan.items - plan.shared_bytes / (plan.block * tuning::kVectorBytes); }
 
 int kept_steps(const Problem& problem, const Plan& plan) {
   return (plan.shared_bytes - states_bytes_of_teams(problem, plan)) / bytes_of_step(problem, plan);

@@ -54,9 +54,6 @@ int kept_steps(const Problem& problem, const Plan& plan);
 // The same in two launches, whose blocks need not all run at once.
 Plan without_meeting(const Problem& problem, const Plan& plan);
 
-// Of the vectors that a thread of a cluster holds of a row, those in registers: all, or others are in shared memory.
-int held_vectors(const Plan& plan);
-
 // The rows, in the order in which blocks take them: those of `outer`, or, where Plan::together, first those that share
 // masks and biases.
 Axis rows_in_order(const Problem& problem, const Plan& plan);

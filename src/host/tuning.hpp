@@ -308,30 +308,50 @@ inline constexpr std::int64_t kClusterAloneBytes = 3 << 18;
 constexpr bool has_cluster_gradients(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && direction == Direction::backward && !fused;
 }
-// Forward does badly so (exponentials would be computed twice; 524 x 256000 of float32: 361 us, in registers 283):
-// there threads keep in shared memory what their registers have no room for, so that one more block finds room.
-constexpr bool clusters_may_share(int source_bytes, Direction direction, bool fused) {
-  return source_bytes < 8 && direction == Direction::forward && !fused;
-}
-// Blocks on a multiprocessor, vectors that a thread has in registers, and threads of a block that held all of them
-// there at most: the first that has room is taken, if it lets more blocks in. The way through shared memory takes
-// registers of its own. (512 MiB of float32: rows of 210000 288 us by three blocks, 302 in registers, of 256000 288,
-// 286; of 400000 290 by two with seven vectors, 316 with eight, 344 with ten.) Of still wider rows, two blocks read
-// again what they have no room for, rather than that one has room for more, up to so many times what they hold: 314 us
-// at 688128, all of which they hold, and at 688132, one block 371; at 1048576 370, 414, online 399. (16-bit rows of six
-// times as many take an H100 575, online 571.) Some of it comes at once, as registers are few.
-struct SharingShape {
-  int blocks, vectors, most_held;
-};
-inline constexpr int kAnyThreads = std::numeric_limits<int>::max();
-inline constexpr Array kSharingShapes{SharingShape{3, 7, 384}, SharingShape{2, 7, kAnyThreads},
-                                      SharingShape{2, 8, kAnyThreads}};
-inline constexpr int kClusterTimesHeld = 5;
-inline constexpr int kClusterRestVectors = 2;  // that a thread loads together of what it reads twice
-constexpr bool fills_badly(int cluster, int threads) {
+constexpr bool gradients_rather_arrive(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
   return blocks <= 1 || (cluster == kGpc && blocks == 2 && 10 * blocks * threads < 9 * kMaxBlock);
 }
+
+// Forward does badly so: exponentials would be computed twice, and what clusters that stay have arrive goes no faster
+// than the turns of one cluster (524 x 256000 of float32: 361 us, with the arrived row in registers 330, without
+// staying 282). There threads keep in shared memory what their registers have no room for, so that more is under way:
+// 256 KiB a multiprocessor instead of 120 to 164. The way through shared memory costs some 3 %, 16 bits less, as these
+// exponentiate twice in either place. So it is taken where the registers have less than nine tenths of what they could
+// under way (of 16 bits a row of 215000 takes 280 us in six blocks' registers, 269 so; of 200064, which fill these, 270
+// and 266, but of 400000 280 and 284), and of 32 bits where fewer blocks than overlap well have (512 MiB in rows of
+// 256000: 282 us, 275; of 230000 283, 274; of 129280, four blocks, 263, 267).
+constexpr bool clusters_may_share(int source_bytes, Direction direction, bool fused) {
+  return source_bytes < 8 && direction == Direction::forward && !fused;
+}
+constexpr int sharing_vectors(int source_bytes) { return source_bytes == 2 ? 8 : 7; }  // that stay in registers
+// Of clusters of more than half a GPC, whose registers have such a part of what they could under way.
+constexpr bool rather_shares(int source_bytes, int cluster, int blocks, double filled) {
+  if (blocks <= 1) return true;
+  return cluster > kGpc / 2 && filled < 0.9 && (source_bytes == 2 || blocks < kOverlappingBlocks);
+}
+// Blocks of a cluster, at most, and of a multiprocessor: the first that has room for the row is taken, if more is under
+// way then. Clusters of half a GPC find room on more multiprocessors (rows of 200064 in bfloat16: 266 us, 283 by ten
+// blocks). Of still wider rows, two blocks read again what they have no room for, rather than that one has room for
+// more, up to so many times what they hold: at 1048576 of float32 370 us, 414, online 399. (16-bit rows of six times as
+// many take an H100 575, online 571.) Some of it comes at once, as registers are few.
+struct SharingShape {
+  int cluster, blocks, most_source_bytes;
+};
+inline constexpr Array kSharingShapes{
+    SharingShape{kGpc / 2, 4, 2},
+    SharingShape{kGpc, 4, 4},
+    SharingShape{kGpc, 3, 4},
+    SharingShape{kGpc, 2, 4},
+};
+// Clusters that each have more of the row live longer, and of the last of them nothing hides what they wait for: three
+// blocks' registers and more do as well until so many times the clusters that run at once have come, or twice as many
+// of half as many blocks (of 170000 in float32, 67 rows take 28.6 us, shared 30.0, 130 50.7 and 51.0; of 256000 in
+// bfloat16, 130 rows 38.9 and 44.3, 480 129 and 131).
+inline constexpr int kSharingWaves = 4;
+inline constexpr int kClusterTimesHeld = 5;
+inline constexpr int kClusterRestVectors = 2;  // that a thread loads together of what it reads twice
+
 inline constexpr int kClusterSlots = 2;            // rows at most that arrive at once
 inline constexpr double kClusterLeastSlots = 1.1;  // of a row: less room would leave memory idle while one is computed
 inline constexpr int kClusterRowsVectors = 2;      // of each operand, that a thread takes from there at once
