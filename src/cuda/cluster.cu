@@ -11,8 +11,9 @@ namespace ndsoftmax::cuda {
 namespace {
 
 // The vectors of a row that a thread has beside those in registers: in shared memory, where it finds its own again, and
-// what that has no room for, which is read twice, the second time backwards: L2 still has the end.
-template <typename Operation, bool kRaw>
+// what that has no room for, which is read twice, the second time backwards: L2 still has the end. kFirst: there is
+// room for all, and they are asked for before those in registers.
+template <typename Operation, bool kRaw, bool kFirst>
 class MoreVectors {
  public:
   static_assert(kRaw || sizeof(typename Operation::Source) == 4);  // has exponentials in the place of elements
@@ -21,6 +22,7 @@ class MoreVectors {
   using State = typename Operation::State;
   using Term = typename Operation::Term;
   static constexpr int kVector = RowOf::kVector;
+  static constexpr bool kComesFirst = kFirst;
   using Vector = Vec<Source, kVector>;
 
   // Of so many there is room.
@@ -29,6 +31,16 @@ class MoreVectors {
   // Those that begin at first, first + step, … before the row's end.
   __device__ __forceinline__ void load(const RowOf& row, int first, int step) {
     const int dim = row.reach();
+    if constexpr (kFirst) {  // registers have nothing yet, and pointers that move on take a third of the instructions
+      const Source* from = row.source() + first;
+      Source* to = slot(0);
+#pragma unroll 1
+      for (; first + kVector <= dim && count_ < room_; first += step, ++count_) {
+        copy_async<tuning::kVectorBytes>(to, from);
+        from += step;
+        to += static_cast<int>(blockDim.x) * kVector;
+      }
+    }
     for (; first < dim && count_ < room_; first += step, ++count_) {
       if (first + kVector <= dim) {
         copy_async<tuning::kVectorBytes>(slot(count_), row.source() + first);
@@ -37,17 +49,18 @@ class MoreVectors {
           slot(count_)[k] = first + k < dim ? row.source()[first + k] : narrow<Source>(Operation::nothing());
       }
     }
-    rest_ = first;
+    if constexpr (!kFirst) rest_ = first;
   }
   __device__ __forceinline__ void raise(const Operation& operation, const RowOf& row, int step, State& state) {
-    for (int first = rest_; first < row.reach(); first += kTogether * step) {
-      Term terms[kTogether * kVector];
-      load_rest(row, first, step, terms);
-      operation.template accumulate<kTogether, kVector, kVector>(of_rest_, terms);
-    }
+    if constexpr (!kFirst)
+      for (int first = rest_; first < row.reach(); first += kTogether * step) {
+        Term terms[kTogether * kVector];
+        load_rest(row, first, step, terms);
+        operation.template accumulate<kTogether, kVector, kVector>(of_rest_, terms);
+      }
     await_copies();
     for_each([&](int, Source*, Term(&terms)[kVector]) { Operation::template raise<kVector>(state, terms); });
-    state.max = larger(state.max, of_rest_.max);
+    if constexpr (!kFirst) state.max = larger(state.max, of_rest_.max);
   }
   // Adds to the sum of a state whose maximum is known. What is not raw becomes what is left to finish.
   __device__ __forceinline__ void add(const Operation& operation, State& state) const {
@@ -55,18 +68,20 @@ class MoreVectors {
       operation.template add<kVector>(state, terms);
       if constexpr (!kRaw) Vector::narrowed([&](int k) { return terms[k]; }).store_shared(at);
     });
-    state.sum += of_rest_.sum * State::rescale(of_rest_.max, state.max);
+    if constexpr (!kFirst) state.sum += of_rest_.sum * State::rescale(of_rest_.max, state.max);
   }
   template <typename Finish, typename Log>
   __device__ __forceinline__ void store(const RowOf& row, int first, int step, const Finish& finish, Log log) const {
-    const int left = row.reach() - rest_, apart = kTogether * step;
-    for (int turn = left > 0 ? (left - 1) / apart : -1; turn >= 0; --turn) {
-      const int at = rest_ + turn * apart;
-      Term terms[kTogether * kVector];
-      load_rest(row, at, step, terms);
+    if constexpr (!kFirst) {
+      const int left = row.reach() - rest_, apart = kTogether * step;
+      for (int turn = left > 0 ? (left - 1) / apart : -1; turn >= 0; --turn) {
+        const int at = rest_ + turn * apart;
+        Term terms[kTogether * kVector];
+        load_rest(row, at, step, terms);
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        row.store(at, i * step, [&](int k) { return finish.again(terms[i * kVector + k], log); });
+        for (int i = 0; i < kTogether; ++i)
+          row.store(at, i * step, [&](int k) { return finish.again(terms[i * kVector + k], log); });
+      }
     }
     for_each([&](int i, Source*, Term(&terms)[kVector]) {
       row.store(first, i * step, [&](int k) { return kRaw ? finish.again(terms[k], log) : finish(terms[k], log); });
@@ -103,8 +118,10 @@ class MoreVectors {
   State of_rest_;
 };
 
-// kShares: threads have more of a row than kVectors.
-template <typename Operation, int kVectors, bool kShares = false>
+// What threads have of a row beyond kVectors: nothing, or what is asked for before those, or after them.
+enum class More { nothing, first, last };
+
+template <typename Operation, int kVectors, More kMore = More::nothing>
 __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
   if constexpr (kHasClusters) {
     __shared__ Meeting<typename Operation::State> meeting;
@@ -114,10 +131,10 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     await_kernel_before();
     let_next_kernel_begin();
     using RowOf = Row<Operation, int, !Operation::kMasked>;
-    using More = MoreVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>>;
+    using Vectors = MoreVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>, kMore == More::first>;
     hold_rows<RowOf, kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x,
                                   Lanes{}, ClusterExchange<typename Operation::State>{meeting, rank, blocks},
-                                  std::conditional_t<kShares, More, NothingMore>{arguments.apart});
+                                  std::conditional_t<kMore == More::nothing, NothingMore, Vectors>{arguments.apart});
   } else {
     never_launched();
   }
@@ -333,7 +350,9 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
       if (plan.shared_bytes > 0) {
         constexpr int kVectors = tuning::sharing_vectors(sizeof(typename Operation::Source));
         arguments.apart = plan.items - kVectors;
-        return launch_grid<cluster_row<Operation, kVectors, true>>(arguments, plan, pointers, stream);
+        if (plan.passes == 1 && tuning::shared_vectors_first(plan.block, plan.shared_bytes))
+          return launch_grid<cluster_row<Operation, kVectors, More::first>>(arguments, plan, pointers, stream);
+        return launch_grid<cluster_row<Operation, kVectors, More::last>>(arguments, plan, pointers, stream);
       }
     visit_held<Operation, kMostClusterVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });

@@ -477,6 +477,7 @@ inline constexpr bool kHoldsRaw =
 
 // A thread has no more of a row than what it holds in registers.
 struct NothingMore {
+  static constexpr bool kComesFirst = false;
   __device__ __forceinline__ explicit NothingMore(int) {}
 };
 
@@ -501,8 +502,9 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
     if (r >= turns) break;
     row[r] = RowOf(arguments, first_row + r * row_step);
     const int first = work::first_element(0, threads_per_row, lane, kVector, row[r].phase());
+    if constexpr (kMore && More::kComesFirst) more.load(row[r], first + kVectors * step, step);
     row[r].load(first, step, arguments.dim, raw[r]);
-    if constexpr (kMore) more.load(row[r], first + kVectors * step, step);
+    if constexpr (kMore && !More::kComesFirst) more.load(row[r], first + kVectors * step, step);
   }
 
 #pragma unroll

@@ -349,6 +349,12 @@ inline constexpr Array kSharingShapes{
 // of half as many blocks (of 170000 in float32, 67 rows take 28.6 us, shared 30.0, 130 50.7 and 51.0; of 256000 in
 // bfloat16, 130 rows 38.9 and 44.3, 480 129 and 131).
 inline constexpr int kSharingWaves = 4;
+// What shared memory has is asked for first, where L1 keeps room for what registers ask for then: of 256 KiB they have
+// in common, sm_90's shared memory takes 196, or 228, which leaves too little (the first against the last: of float32,
+// 256000 wide, 269 us, 275; 500000 292, 300; but 400000, of which three blocks have 200 KiB there, 290, 278).
+constexpr bool shared_vectors_first(int threads, int shared_bytes) {
+  return kMaxBlock / threads * (shared_bytes + kStaticSharedBytes) <= 196 << 10;
+}
 inline constexpr int kClusterTimesHeld = 5;
 inline constexpr int kClusterRestVectors = 2;  // that a thread loads together of what it reads twice
 
