@@ -196,6 +196,39 @@ def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, d
 
 
 @pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "dim", "gap", "cluster"),
+    [
+        (torch.float32, 130, 170_000, 0, 16),
+        (torch.float32, 130, 170_001, 8, 16),
+        (torch.float32, 67, 256_000, 0, 16),
+        (torch.float16, 490, 175_001, 0, 8),
+        (torch.bfloat16, 490, 262_143, 8, 8),
+        (torch.float16, 130, 360_001, 0, 16),
+        (torch.bfloat16, 67, 524_280, 0, 16),
+    ],
+)
+def test_rows_that_clusters_have_in_registers_and_shared_memory(
+    dtype: torch.dtype, rows: int, dim: int, gap: int, cluster: int, log: bool
+) -> None:
+    some = normal((9, dim + gap)).to(dtype)
+    some[0, dim - 1], some[1, 0], some[2, dim - 4], some[3, dim // 2] = 40, torch.inf, torch.nan, 60
+    some[4, :] = some[5, : dim - 3] = -torch.inf
+    x = some.repeat(rows // 9 + 1, 1)[:rows, :dim]  # so many that clusters have several each, to be compared with some
+    if ndsoftmax._C.device("cuda").compute_capability == 90:
+        chosen = ndsoftmax.explain(x, log=log)
+        assert (chosen.cluster, chosen.shared_bytes > 0, chosen.passes) == (cluster, True, 1)
+    function = ndsoftmax.log_softmax if log else ndsoftmax.softmax
+    y = function(x, 1)
+    assert_forward(y[:9], x[:9], 1, log=log)
+    for first in range(9, rows, 9):
+        part = y[first : first + 9]  # whose rows may begin elsewhere within vectors
+        torch.testing.assert_close(part, y[: len(part)], rtol=8 * torch.finfo(dtype).eps, atol=1e-7, equal_nan=True)
+    assert function(x, 1, out=x) is x
+    torch.testing.assert_close(x[-9:], y[-9:], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("floats", "gap"), [(1_450_008, 0), (1_450_009, 8), (1_500_003, 0)])
 def test_many_rows_that_clusters_read_twice(

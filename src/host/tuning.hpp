@@ -313,28 +313,28 @@ constexpr bool gradients_rather_arrive(int cluster, int threads) {
   return blocks <= 1 || (cluster == kGpc && blocks == 2 && 10 * blocks * threads < 9 * kMaxBlock);
 }
 
-// Forward does badly so: exponentials would be computed twice, and what clusters that stay have arrive goes no faster
-// than the turns of one cluster (524 x 256000 of float32: 361 us, with the arrived row in registers 330, without
-// staying 282). There threads keep in shared memory what their registers have no room for, so that more is under way:
-// 256 KiB a multiprocessor instead of 120 to 164. The way through shared memory costs some 3 %, 16 bits less, as these
-// exponentiate twice in either place. So it is taken where the registers have less than nine tenths of what they could
-// under way (of 16 bits a row of 215000 takes 280 us in six blocks' registers, 269 so; of 200064, which fill these, 270
-// and 266, but of 400000 280 and 284), and of 32 bits where fewer blocks than overlap well have (512 MiB in rows of
-// 256000: 282 us, 275; of 230000 283, 274; of 129280, four blocks, 263, 267).
+// Forward does badly so: exponentials would be computed twice, and clusters that stay are held up by what each of their
+// turns waits for (524 x 256000 of float32: 361 us; with the arrived row in registers, some 330; by clusters that have
+// a row each, in registers, 282). There threads keep in shared memory what their registers have no room for, so that
+// more is under way: up to 256 KiB a multiprocessor instead of 120 to 164. The way through shared memory costs some 3
+// %, 16 bits less, as these exponentiate twice in either place. So it is taken where registers have less under way than
+// they could (512 MiB of bfloat16 in rows of 215000, which come to 0.82 of that, 280 us, shared 266; of 200064, 0.915,
+// 269 and 264; of 204800, 0.94, 266 either way; of 630000, 0.96, 288 and 306), and of 32 bits where fewer blocks than
+// overlap well have it (of 256000 282 us, shared 270; of 230000 283 and 271; of 129280, by four blocks, 263 and 267).
 constexpr bool clusters_may_share(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && direction == Direction::forward && !fused;
 }
 constexpr int sharing_vectors(int source_bytes) { return source_bytes == 2 ? 8 : 7; }  // that stay in registers
-// Of clusters of more than half a GPC, whose registers have such a part of what they could under way.
+// Of clusters of more than half a GPC, whose registers have `filled` of what they could under way.
 constexpr bool rather_shares(int source_bytes, int cluster, int blocks, double filled) {
   if (blocks <= 1) return true;
-  return cluster > kGpc / 2 && filled < 0.9 && (source_bytes == 2 || blocks < kOverlappingBlocks);
+  return cluster > kGpc / 2 && filled < 0.93 && (source_bytes == 2 || blocks < kOverlappingBlocks);
 }
 // Blocks of a cluster, at most, and of a multiprocessor: the first that has room for the row is taken, if more is under
-// way then. Clusters of half a GPC find room on more multiprocessors (rows of 200064 in bfloat16: 266 us, 283 by ten
-// blocks). Of still wider rows, two blocks read again what they have no room for, rather than that one has room for
-// more, up to so many times what they hold: at 1048576 of float32 370 us, 414, online 399. (16-bit rows of six times as
-// many take an H100 575, online 571.) Some of it comes at once, as registers are few.
+// way then. Clusters of half a GPC find room on more multiprocessors (rows of 256000 in bfloat16: 270 us, by ten blocks
+// 283). Of still wider rows, two blocks read again what they have no room for, rather than that one has room for more,
+// up to so many times what they hold: at 1048576 of float32 366 us, 414, online 399. (16-bit rows of six times as many
+// take an H100 575, online 571.) Some of it comes at once, as registers are few.
 struct SharingShape {
   int cluster, blocks, most_source_bytes;
 };

@@ -320,6 +320,27 @@ int main() {
     CHECK(covers(rows, here));
   }
 
+  // not before there are several times the clusters that run at once, unless registers have little under way; of 16
+  // bits in clusters of half a GPC; and not where registers have enough
+  {
+    Device h200 = hopper;
+    h200.multiprocessors = 132;
+    const auto cluster = [&](std::int64_t rows, std::int64_t dim, DType dtype) {
+      const Plan here = plan(problem(rows, dim, 1, dtype), h200);
+      CHECK(here.regime == Regime::cluster && here.passes == 1);
+      return here.shared_bytes > 0 ? here.cluster : 0;
+    };
+    CHECK_EQUAL(cluster(100, 170000, DType::float32), 0);
+    CHECK_EQUAL(cluster(130, 170000, DType::float32), 16);
+    CHECK_EQUAL(cluster(67, 256000, DType::float32), 16);
+    CHECK_EQUAL(cluster(1038, 129280, DType::float32), 0);
+    CHECK_EQUAL(cluster(409, 327680, DType::float32), 0);
+    CHECK_EQUAL(cluster(400, 256000, DType::bfloat16), 0);
+    CHECK_EQUAL(cluster(480, 256000, DType::bfloat16), 8);
+    CHECK_EQUAL(cluster(2076, 129280, DType::bfloat16), 0);
+    CHECK_EQUAL(cluster(512, 524288, DType::bfloat16), 16);
+  }
+
   // rows that share a mask follow each other where L2 would forget it from one head to the next, and rows are wide
   {
     Device h200 = gpu(90);
