@@ -62,7 +62,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((70000, 3), 1, (None,), 2),
     ((9000, 257), 1, (None,), 2),  # by teams of several lanes
     ((28, CLUSTERS_OF_16[0]), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
-    ((9, CLUSTERS_OF_16[1]), 1, ("cluster",), 1),  # or that float32's next row of backward arrives meanwhile
+    # or that float32's next row of backward arrives meanwhile, and of forward shared memory's part comes first
+    ((9, CLUSTERS_OF_16[1]), 1, ("cluster",), 1),
     ((1, CLUSTERS_OF_16[2]), 1, ("cluster",), 1),  # or that threads have more in shared memory, and float32 still more
 ]
 # What regimes may refuse: rows of 1025 are warps' where they are of 16 bits and nothing is fused, and the two operands

@@ -202,6 +202,7 @@ def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, d
         (torch.float32, 130, 170_000, 0, 16),
         (torch.float32, 130, 170_001, 8, 16),
         (torch.float32, 67, 256_000, 0, 16),
+        (torch.float32, 130, 300_001, 8, 16),
         (torch.float16, 490, 175_001, 0, 8),
         (torch.bfloat16, 490, 262_143, 8, 8),
         (torch.float16, 130, 360_001, 0, 16),
@@ -214,7 +215,8 @@ def test_rows_that_clusters_have_in_registers_and_shared_memory(
     some = normal((9, dim + gap)).to(dtype)
     some[0, dim - 1], some[1, 0], some[2, dim - 4], some[3, dim // 2] = 40, torch.inf, torch.nan, 60
     some[4, :] = some[5, : dim - 3] = -torch.inf
-    x = some.repeat(rows // 9 + 1, 1)[:rows, :dim]  # so many that clusters have several each, to be compared with some
+    # so many that clusters come in several waves, to be compared with some
+    x = some.repeat(rows // 9 + 1, 1)[:rows, :dim]
     if ndsoftmax._C.device("cuda").compute_capability == 90:
         chosen = ndsoftmax.explain(x, log=log)
         assert (chosen.cluster, chosen.shared_bytes > 0, chosen.passes) == (cluster, True, 1)

@@ -1,9 +1,9 @@
 // Cluster regime (sm_90 and later): contiguous rows that a cluster of blocks holds. In registers: several small blocks
 // of different clusters share a multiprocessor, so that some load while others exponentiate and store, which one large
 // block would do in turns. Thread t of block b is thread b * block + t of the row; otherwise this is the block regime.
-// Or, the widest rows of backward, in shared memory: see cluster_gradients. Blocks tell each other the states of their
-// parts: see meeting.cuh. Each element is read once, but for those of forward's widest rows that find no room, and
-// written once.
+// Wide rows of forward partly in shared memory: see MoreVectors; the widest of backward there altogether: see
+// cluster_gradients. Blocks tell each other the states of their parts: see meeting.cuh. Each element is read once, but
+// for those of forward's widest rows that find no room, and written once.
 #include "cuda/dispatch.cuh"
 #include "cuda/meeting.cuh"
 
@@ -119,9 +119,9 @@ class MoreVectors {
 };
 
 // What threads have of a row beyond kVectors: nothing, or what is asked for before those, or after them.
-enum class More { nothing, first, last };
+enum class Beyond { nothing, first, last };
 
-template <typename Operation, int kVectors, More kMore = More::nothing>
+template <typename Operation, int kVectors, Beyond kBeyond = Beyond::nothing>
 __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArguments<Operation> arguments) {
   if constexpr (kHasClusters) {
     __shared__ Meeting<typename Operation::State> meeting;
@@ -131,10 +131,11 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     await_kernel_before();
     let_next_kernel_begin();
     using RowOf = Row<Operation, int, !Operation::kMasked>;
-    using Vectors = MoreVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>, kMore == More::first>;
-    hold_rows<RowOf, kVectors, 1>(arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x,
-                                  Lanes{}, ClusterExchange<typename Operation::State>{meeting, rank, blocks},
-                                  std::conditional_t<kMore == More::nothing, NothingMore, Vectors>{arguments.apart});
+    using Vectors = MoreVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>, kBeyond == Beyond::first>;
+    hold_rows<RowOf, kVectors, 1>(
+        arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x, Lanes{},
+        ClusterExchange<typename Operation::State>{meeting, rank, blocks},
+        std::conditional_t<kBeyond == Beyond::nothing, NothingMore, Vectors>{arguments.apart});
   } else {
     never_launched();
   }
@@ -255,8 +256,8 @@ class Parts {
 
 // The widest rows of backward: of the clusters that would hold their two operands in registers a GPC has room for too
 // few, or for none. Clusters stay, and their rows arrive in shared memory, the next one, or some of it, while one is
-// computed there. Thread t of block b has vectors t, t + block, … of part b of each row. (Forward gains little by it:
-// exponentials would be stored to shared memory and read again, or computed twice.)
+// computed there. Thread t of block b has vectors t, t + block, … of part b of each row. (Not of forward: see
+// tuning::clusters_may_share().)
 template <typename Operation>
 __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
     cluster_gradients(const __grid_constant__ RowArguments<Operation> arguments) {
@@ -350,9 +351,9 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
       if (plan.shared_bytes > 0) {
         constexpr int kVectors = tuning::sharing_vectors(sizeof(typename Operation::Source));
         arguments.apart = plan.items - kVectors;
-        if (plan.passes == 1 && tuning::shared_vectors_first(plan.block, plan.shared_bytes))
-          return launch_grid<cluster_row<Operation, kVectors, More::first>>(arguments, plan, pointers, stream);
-        return launch_grid<cluster_row<Operation, kVectors, More::last>>(arguments, plan, pointers, stream);
+        if (shares_first(plan))
+          return launch_grid<cluster_row<Operation, kVectors, Beyond::first>>(arguments, plan, pointers, stream);
+        return launch_grid<cluster_row<Operation, kVectors, Beyond::last>>(arguments, plan, pointers, stream);
       }
     visit_held<Operation, kMostClusterVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });

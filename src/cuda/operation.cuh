@@ -4,6 +4,8 @@
 // (see fused.cuh), where excluded elements come to nothing().
 #pragma once
 
+#include <limits>
+
 #include "cuda/exponential.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"

@@ -11,7 +11,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
 #include "ndsoftmax/types.hpp"
 
@@ -57,7 +56,7 @@ constexpr int most_held_vectors(int source_bytes, Direction direction, bool fuse
 }
 
 // And in clusters, whose blocks are of whole warps and fill a multiprocessor in halves or thirds: with two vectors
-// more, rows of 100,000 to 250,000 keep 120 to 150 KiB in flight there, instead of 83 to 107, and still find room in 64
+// more, rows of 100,000 to 160,000 keep 120 to 150 KiB in flight there, instead of 83 to 107, and still find room in 64
 // registers.
 inline constexpr int kMostClusterVectors = 10;
 constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool fused, bool masked) {
@@ -316,7 +315,7 @@ constexpr bool gradients_rather_arrive(int cluster, int threads) {
 // Forward does badly so: exponentials would be computed twice, and clusters that stay are held up by what each of their
 // turns waits for (524 x 256000 of float32: 361 us; with the arrived row in registers, some 330; by clusters that have
 // a row each, in registers, 282). There threads keep in shared memory what their registers have no room for, so that
-// more is under way: up to 256 KiB a multiprocessor instead of 120 to 164. The way through shared memory costs some 3
+// more is under way: 160 to 336 KiB a multiprocessor instead of 120 to 160. The way through shared memory costs some 3
 // %, 16 bits less, as these exponentiate twice in either place. So it is taken where registers have less under way than
 // they could (512 MiB of bfloat16 in rows of 215000, which come to 0.82 of that, 280 us, shared 266; of 200064, 0.915,
 // 269 and 264; of 204800, 0.94, 266 either way; of 630000, 0.96, 288 and 306), and of 32 bits where fewer blocks than
@@ -346,12 +345,14 @@ inline constexpr Array kSharingShapes{
 };
 // Clusters that each have more of the row live longer, and of the last of them nothing hides what they wait for: three
 // blocks' registers and more do as well until so many times the clusters that run at once have come, or twice as many
-// of half as many blocks (of 170000 in float32, 67 rows take 28.6 us, shared 30.0, 130 50.7 and 51.0; of 256000 in
-// bfloat16, 130 rows 38.9 and 44.3, 480 129 and 131).
+// of half as many blocks (of 170000 in float32, 67 rows take 28.6 us, shared 30.0, 200 75.1 either way; of 256000 in
+// bfloat16, 130 rows 38.9 and 44.3, 600 160 either way; that was before shared memory was asked first, by which shared
+// ones are 1 to 2 % faster).
 inline constexpr int kSharingWaves = 4;
 // What shared memory has is asked for first, where L1 keeps room for what registers ask for then: of 256 KiB they have
 // in common, sm_90's shared memory takes 196, or 228, which leaves too little (the first against the last: of float32,
-// 256000 wide, 269 us, 275; 500000 292, 300; but 400000, of which three blocks have 200 KiB there, 290, 278).
+// 256000 wide, 269 us, 275; 500000 292, 300; but 400000, of which three blocks have 200 KiB there, 290, 278). Elsewhere
+// unmeasured.
 constexpr bool shared_vectors_first(int threads, int shared_bytes) {
   return kMaxBlock / threads * (shared_bytes + kStaticSharedBytes) <= 196 << 10;
 }

@@ -334,11 +334,16 @@ int main() {
     CHECK_EQUAL(cluster(130, 170000, DType::float32), 16);
     CHECK_EQUAL(cluster(67, 256000, DType::float32), 16);
     CHECK_EQUAL(cluster(1038, 129280, DType::float32), 0);
-    CHECK_EQUAL(cluster(409, 327680, DType::float32), 0);
+    CHECK_EQUAL(cluster(440, 304700, DType::float32), 16);
+    CHECK_EQUAL(cluster(440, 304900, DType::float32), 0);
     CHECK_EQUAL(cluster(400, 256000, DType::bfloat16), 0);
     CHECK_EQUAL(cluster(480, 256000, DType::bfloat16), 8);
     CHECK_EQUAL(cluster(2076, 129280, DType::bfloat16), 0);
     CHECK_EQUAL(cluster(512, 524288, DType::bfloat16), 16);
+    // what shared memory has comes first, where it leaves L1 some room
+    CHECK(shares_first(plan(problem(524, 256000, 1), h200)) && shares_first(plan(problem(268, 500000, 1), h200)));
+    CHECK(!shares_first(plan(problem(335, 400000, 1), h200)) && !shares_first(plan(problem(204, 655360, 1), h200)));
+    CHECK(!shares_first(plan(problem(128, 1048576, 1), h200)));
   }
 
   // rows that share a mask follow each other where L2 would forget it from one head to the next, and rows are wide
