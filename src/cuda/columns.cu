@@ -1,8 +1,7 @@
 // Strided regime, columns held in registers. A thread has one vector of neighbouring columns, 16 bytes that move at
 // once, or 8, and of them every along'th element of dim, which it loads straight from memory, all before it uses the
-// first.
-// What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go through (but
-// for masks of columns), no index and no predicate per element, and a step along dim is one addition.
+// first. What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go
+// through (but for masks of columns), no index and no predicate per element, and a step along dim is one addition.
 //
 // `run` neighbouring lanes read neighbouring vectors, the threads along dim come next: small dims need one, larger ones
 // lanes of a warp, whose states meet by shuffles, then warps, then blocks of a cluster. Each element is read once and

@@ -391,34 +391,38 @@ Plan cluster_plan(const Rows& rows, std::int64_t threads, int cluster) {
 }
 
 // Clusters whose threads have more vectors than registers for them, the rest in shared memory, and, of the widest rows,
-// some that are read twice; where they have more under way than clusters of `held`, in registers alone.
+// some that are read twice; where they have more under way than clusters that would have all in registers, of so many
+// blocks of so many threads.
 std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& rows, const Device& device,
-                                          const tuning::Architecture& architecture, const Plan& held) {
+                                          const tuning::Architecture& architecture, int cluster_held,
+                                          std::int64_t threads_held) {
   const int bytes = size_of(problem.source), vectors = tuning::sharing_vectors(bytes);
   if (!tuning::clusters_may_share(bytes, problem.direction, problem.fused.any)) return {};
-  const int blocks_held = tuning::kMaxBlock / held.block;
+  const auto blocks_held = static_cast<int>(tuning::kMaxBlock / threads_held);  // a multiprocessor; 0: too wide a row
   const double filled = static_cast<double>(blocks_held * rows.vectors) /
-                        (static_cast<double>(held.cluster) * tuning::kMaxBlock * rows.most_cluster);
-  if (!tuning::rather_shares(bytes, held.cluster, blocks_held, filled)) return {};
+                        (static_cast<double>(cluster_held) * tuning::kMaxBlock * rows.most_cluster);
+  if (!tuning::rather_shares(bytes, cluster_held, blocks_held, filled)) return {};
   for (const tuning::SharingShape& shape : tuning::kSharingShapes) {
     const int cluster = std::min(shape.cluster, architecture.max_cluster);
-    if (bytes > shape.most_source_bytes || shape.blocks * held.cluster <= blocks_held * cluster) continue;
+    if (bytes > shape.most_source_bytes || shape.blocks * cluster_held <= blocks_held * cluster) continue;
     if (cluster > shape.blocks * device.multiprocessors) continue;
     const double waves =
         static_cast<double>(rows.count) / tuning::clusters_at_once(device.multiprocessors, cluster, shape.blocks);
-    if (blocks_held > 2 && waves * cluster < tuning::kSharingWaves * held.cluster) continue;
+    if (blocks_held > 2 && waves * cluster < tuning::kSharingWaves * cluster_held) continue;
     const int threads = tuning::kMaxBlock / shape.blocks / kWarp * kWarp;
     const int room = vectors + tuning::dynamic_shared_bytes(device.shared_bytes_per_block / shape.blocks) /
                                    (threads * tuning::kVectorBytes);
-    Plan plan = cluster_plan(rows, threads, cluster);
-    if (std::min(plan.items, room) <= vectors) continue;
-    if (plan.items <= room) {
-      plan = cluster_plan(rows, threads_for(rows, std::int64_t{cluster} * plan.items), cluster);
+    const std::int64_t items = divide_up(rows.vectors, std::int64_t{cluster} * threads);
+    if (items <= vectors || room <= vectors) continue;
+    Plan plan;
+    if (items <= room) {
+      plan = cluster_plan(rows, threads_for(rows, cluster * items), cluster);
       plan.why = "a row fits in the registers and the shared memory of a cluster of blocks";
     } else {
       const bool last = &shape == &tuning::kSharingShapes.back();
       // a single block a multiprocessor may have room for all of it
-      if (!last || blocks_held > 0 || plan.items > tuning::kClusterTimesHeld * room) continue;
+      if (!last || blocks_held > 0 || items > tuning::kClusterTimesHeld * room) continue;
+      plan = cluster_plan(rows, threads, cluster);
       plan.items = room;
       plan.passes = 2;
       plan.why = "a cluster of blocks has some of a row in registers and shared memory, and reads the rest twice";
@@ -453,9 +457,7 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
     threads = threads_for(rows, cluster * rows.most_cluster);
     if (tuning::gradients_rather_arrive(cluster, static_cast<int>(threads)))
       if (const auto plan = cluster_gradients_plan(problem, rows, device, architecture)) return {plan};
-    if (const auto plan =
-            sharing_clusters_plan(problem, rows, device, architecture, cluster_plan(rows, threads, cluster)))
-      return {plan};
+    if (const auto plan = sharing_clusters_plan(problem, rows, device, architecture, cluster, threads)) return {plan};
     // as many threads as find room where these do
     for (int vectors = rows.most_cluster - 1; vectors > 0; --vectors) {
       const std::int64_t more = threads_for(rows, cluster * vectors);

@@ -51,12 +51,13 @@ Fold fold_of(const Problem& problem, const Plan& plan);
 
 // Of the steps of a block of a strided plan that meets the others, those whose vectors it keeps in shared memory.
 int kept_steps(const Problem& problem, const Plan& plan);
+// The same in two launches, whose blocks need not all run at once.
+Plan without_meeting(const Problem& problem, const Plan& plan);
+
 // Of clusters that have rows in registers and shared memory: whether what shared memory has is asked for first.
 inline bool shares_first(const Plan& plan) {
   return plan.passes == 1 && tuning::shared_vectors_first(plan.block, plan.shared_bytes);
 }
-// The same in two launches, whose blocks need not all run at once.
-Plan without_meeting(const Problem& problem, const Plan& plan);
 
 // The rows, in the order in which blocks take them: those of `outer`, or, where Plan::together, first those that share
 // masks and biases.
