@@ -196,6 +196,69 @@ def test_wide_rows_go_to_clusters_while_these_have_several_each(
     assert_within_limits(chosen, DEVICES[device])
 
 
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "backward", "cluster", "block", "items"),
+    [
+        ((20, 12_000), F32, False, 8, 192, 2),  # all at once: blocks of 128 threads or more, as many as that makes
+        ((20, 17_000), F32, False, 16, 160, 2),
+        ((32, 50_304), BF16, False, 16, 160, 3),
+        ((128, 9_000), F32, False, 4, 192, 3),
+        ((48, 16_000), F32, True, 16, 128, 2),
+        ((100, 10_000), F32, True, 5, 128, 4),  # backward, a multiprocessor to each row
+        ((40, 170_000), F32, False, 16, 320, 9),  # not at once
+        ((128, 151_936), BF16, False, 16, 128, 10),  # nor these, but in few waves
+        ((1767, 151_936), BF16, False, 8, 256, 10),
+        ((6710, 40_000), BF16, False, 4, 128, 10),  # four blocks of 128 threads rather than two of 256
+        ((2076, 129_280), BF16, False, 8, 256, 8),  # half a GPC
+        ((2048, 65_536), F32, False, 7, 256, 10),
+    ],
+)
+def test_clusters_of_rows_in_registers(
+    shape: tuple[int, int], dtype: torch.dtype, backward: bool, cluster: int, block: int, items: int
+) -> None:
+    problem = contiguous(*shape, dim=1, dtype=dtype) | {"backward": backward}
+    chosen = plan(**problem, device=DEVICES["H200"])
+    assert (chosen.regime, chosen.shared_bytes) == ("cluster", 0)
+    assert (chosen.cluster, chosen.block, chosen.items) == (cluster, block, items)
+    assert_within_limits(chosen, DEVICES["H200"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "dtype", "backward", "how"),
+    [
+        (2, 262_144, F32, False, "split"),  # clusters would leave most of the GPU idle
+        (3, 262_144, F32, False, "held"),
+        (23, 262_144, F32, False, "shared"),
+        (22, 262_144, F32, False, "held"),  # too few for that
+        (90, 524_288, BF16, False, "shared"),
+        (89, 524_288, BF16, False, "held"),  # of 16 bits, not before three waves
+        (7, 262_144, F32, True, "held"),
+        (8, 262_144, F32, True, "split"),  # one more than clusters at once
+        (10, 262_144, F32, True, "split"),
+        (11, 262_144, F32, True, "arrives"),
+        (27, 100_000, F32, True, "held"),
+        (28, 100_000, F32, True, "arrives"),  # two turns of the clusters that stay
+    ],
+)
+def test_few_wide_rows(rows: int, dim: int, dtype: torch.dtype, backward: bool, how: str) -> None:
+    problem = contiguous(rows, dim, dim=1, dtype=dtype) | {"backward": backward}
+    chosen = plan(**problem, device=DEVICES["H200"])
+    if chosen.regime != "split":
+        assert chosen.regime == "cluster"
+    is_how = {"split": chosen.regime == "split", "arrives": chosen.staged, "shared": chosen.shared_bytes > 0}
+    assert next((name for name, holds in is_how.items() if holds), "held") == how
+    assert_within_limits(chosen, DEVICES["H200"])
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 2, 7])
+def test_clusters_of_few_rows_are_no_larger_than_the_gpu(multiprocessors: int) -> None:
+    chosen = plan(**contiguous(1, 20_000, dim=1), device=cuda(90, multiprocessors, 227, 50))
+    assert chosen.regime != "cluster" or chosen.cluster <= max(2, multiprocessors)
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 4, 16])
 @pytest.mark.parametrize("regime", [None, "online"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

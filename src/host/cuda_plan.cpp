@@ -335,11 +335,16 @@ Offer offer_block(const Problem& problem, const Rows& rows, const Device& device
   return {plan};
 }
 
-// Where rows are few: whether a cluster would take longer for one than all multiprocessors together, which wait for a
+// Where rows are few: whether clusters would take longer for them than all multiprocessors together, which wait for a
 // second launch.
-bool is_long(const Rows& rows, const Device& device) {
-  const bool half_idle = 2 * tuning::kGpc * rows.count <= device.multiprocessors;
-  return rows.vectors * tuning::kVectorBytes > (half_idle ? tuning::kClusterAloneBytes : tuning::kClusterFewBytes);
+bool are_long(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
+  const bool most_idle = 3 * tuning::kGpc * rows.count <= device.multiprocessors;
+  if (rows.vectors * tuning::kVectorBytes > (most_idle ? tuning::kClusterAloneBytes : tuning::kClusterFewBytes))
+    return true;
+  const int cluster = architecture.max_cluster;
+  const double more = static_cast<double>(rows.count) / tuning::clusters_at_once(device.multiprocessors, cluster, 1);
+  return 2 * threads_for(rows, cluster * rows.most_held) > tuning::kMaxBlock && more > 1 &&
+         more <= tuning::kClusterFewMore;
 }
 
 // What a GPC has under way at once in clusters of this size, which never lie in two of them: rows, by the share of its
@@ -355,8 +360,8 @@ double under_way(const Rows& rows, int cluster) {
   return overlap * resident * resident * cluster / room;
 }
 
-// Clusters that stay: of the fewest blocks, two a multiprocessor where possible, that have room for two rows; where
-// none has, the largest.
+// Clusters that stay: of the fewest blocks, two a multiprocessor where possible, that have room for two rows, and turns
+// enough; where none has room, the largest.
 std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& rows, const Device& device,
                                            const tuning::Architecture& architecture) {
   if (!tuning::has_cluster_gradients(size_of(problem.source), problem.direction, problem.fused.any)) return {};
@@ -374,6 +379,7 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
       plan.run = std::min(room, tuning::kClusterSlots * part);
       plan.shared_bytes = plan.run * bytes;
       const int clusters = resident * std::max(tuning::resident_clusters(device.multiprocessors, cluster), 1);
+      if (resident > 1 && rows.count < tuning::kClusterTurns * clusters) return {};
       plan.grid = std::min<std::int64_t>(rows.count, clusters) * cluster;
       plan.why = "a row fits in the shared memory of a cluster of blocks, where the next one arrives meanwhile";
       return plan;
@@ -406,9 +412,9 @@ std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& ro
     const int cluster = std::min(shape.cluster, architecture.max_cluster);
     if (bytes > shape.most_source_bytes || shape.blocks * cluster_held <= blocks_held * cluster) continue;
     if (cluster > shape.blocks * device.multiprocessors) continue;
-    const double waves =
-        static_cast<double>(rows.count) / tuning::clusters_at_once(device.multiprocessors, cluster, shape.blocks);
-    if (blocks_held > 2 && waves * cluster < tuning::kSharingWaves * cluster_held) continue;
+    const double waves = static_cast<double>(rows.count) /
+                         tuning::clusters_at_once(device.multiprocessors, cluster, tuning::kOverlappingBlocks);
+    if (waves * cluster < tuning::sharing_waves(bytes, blocks_held) * cluster_held) continue;
     const int threads = tuning::kMaxBlock / shape.blocks / kWarp * kWarp;
     const int room = vectors + tuning::dynamic_shared_bytes(device.shared_bytes_per_block / shape.blocks) /
                                    (threads * tuning::kVectorBytes);
@@ -433,41 +439,60 @@ std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& ro
   return {};
 }
 
+// Rows that all run at once, none of which is work for more than a cluster: as many threads as find room, and as many
+// blocks a row as are large enough. Of backward, whose threads have few vectors as it is, only so many rows that two
+// multiprocessors or more share one.
+std::optional<Plan> few_clusters_plan(const Problem& problem, const Rows& rows, const Device& device,
+                                      const tuning::Architecture& architecture) {
+  if (problem.direction == Direction::backward && 2 * rows.count > device.multiprocessors) return {};
+  if (are_long(rows, device, architecture)) return {};
+  for (int vectors = tuning::kClusterFewVectors; vectors <= rows.most_held; ++vectors) {
+    int cluster = architecture.max_cluster;
+    while (cluster > 2 &&
+           (cluster > device.multiprocessors || threads_for(rows, cluster * vectors) < tuning::kClusterThreads))
+      cluster /= 2;
+    const std::int64_t threads = threads_for(rows, cluster * vectors);
+    const auto blocks = static_cast<int>(tuning::kMaxBlock / threads);  // of a multiprocessor: two, or what there is
+    if (blocks < (vectors < rows.most_held ? 2 : 1)) continue;
+    if (static_cast<double>(rows.count) <= tuning::clusters_at_once(device.multiprocessors, cluster, blocks))
+      return cluster_plan(rows, threads, cluster);
+  }
+  return {};
+}
+
 Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& device,
                     const tuning::Architecture& architecture) {
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
-  int cluster = 2;
-  std::int64_t threads;  // of a block
-  const std::int64_t room = device.multiprocessors / rows.count;
-  if (room >= 2 && !is_long(rows, device)) {
-    // few rows, none of which is work for more than a cluster: as many blocks a row as the GPU has room for, and
-    // threads as long as all blocks run at once
-    while (cluster < architecture.max_cluster &&
-           (cluster * 2 <= room || threads_for(rows, cluster * rows.most_held) > tuning::kClusterBlock))
-      cluster *= 2;
-    const std::int64_t useful = threads_for(rows, std::int64_t{2} * cluster);
-    const std::int64_t blocks = divide_up(rows.count * cluster, tuning::clustered(device.multiprocessors));
-    const std::int64_t most = tuning::kMaxBlock / std::max<std::int64_t>(blocks, 2) / kWarp * kWarp;
-    threads = std::max(threads_for(rows, cluster * rows.most_held), std::min(useful, most));
-  } else {
+  std::optional<Plan> plan = few_clusters_plan(problem, rows, device, architecture);
+  if (!plan) {
+    const double capacity = static_cast<double>(tuning::clustered(device.multiprocessors)) * tuning::kMaxBlock;
+    const double waves = static_cast<double>(rows.count * rows.vectors) / (capacity * rows.most_cluster);
     double most = 0;
     for (int size = 2; size <= architecture.max_cluster; ++size) most = std::max(most, under_way(rows, size));
-    // the smallest that comes close to the most
-    while (cluster < architecture.max_cluster && under_way(rows, cluster) < tuning::kClusterFill * most) ++cluster;
-    threads = threads_for(rows, cluster * rows.most_cluster);
+    // of those that come close to the most, the largest whose blocks are not too small
+    int cluster = 0;
+    for (int size = 2; size <= architecture.max_cluster; ++size)
+      if (under_way(rows, size) >= tuning::cluster_fill(waves) * most &&
+          (cluster == 0 || tuning::rather_larger(size, threads_for(rows, size * rows.most_cluster), waves)))
+        cluster = size;
+    std::int64_t threads = threads_for(rows, cluster * rows.most_cluster);  // of a block
     if (tuning::gradients_rather_arrive(cluster, static_cast<int>(threads)))
-      if (const auto plan = cluster_gradients_plan(problem, rows, device, architecture)) return {plan};
-    if (const auto plan = sharing_clusters_plan(problem, rows, device, architecture, cluster, threads)) return {plan};
+      if (const auto gradients = cluster_gradients_plan(problem, rows, device, architecture)) return {gradients};
+    if (const auto shared = sharing_clusters_plan(problem, rows, device, architecture, cluster, threads))
+      return {shared};
+    if (tuning::rather_half_a_gpc(size_of(problem.source), cluster) &&
+        threads_for(rows, std::int64_t{tuning::kGpc / 2} * (rows.most_cluster - 2)) <= threads)
+      cluster = tuning::kGpc / 2;
     // as many threads as find room where these do
     for (int vectors = rows.most_cluster - 1; vectors > 0; --vectors) {
       const std::int64_t more = threads_for(rows, cluster * vectors);
       if (tuning::kMaxBlock / more < tuning::kMaxBlock / threads) break;
       threads = more;
     }
+    if (threads > tuning::kMaxBlock) return {{}, "a row is wider than a cluster holds"};
+    plan = cluster_plan(rows, threads, cluster);
   }
-  if (threads > tuning::kMaxBlock) return {{}, "a row is wider than a cluster holds"};
-  Plan plan = cluster_plan(rows, threads, cluster);
-  plan.why = "a row fits in the registers of a cluster of blocks, small enough to overlap loading and storing";
+  plan->why = "a row fits in the registers of a cluster of blocks, small enough to overlap loading and storing";
   return {plan};
 }
 
@@ -1553,7 +1578,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     if (const Offer block = offer_block(problem, rows, device, architecture.block_threads); block.plan)
       return *block.plan;
   const bool split = fewer && are_few(rows, device, architecture);
-  if (!(alone && split && is_long(rows, device)))
+  if (!(alone && split && are_long(rows, device, architecture)))
     if (const Offer cluster = offer_cluster(problem, rows, device, architecture); cluster.plan) return *cluster.plan;
   return split ? *offer_split(problem, rows, device).plan : *offer_online(problem, rows, device, architecture).plan;
 }
