@@ -15,7 +15,7 @@ has() { "$PYTHON" -c "import $1" 2>/dev/null; }
 
 build() {
   title "build"
-  NVCC_APPEND_FLAGS="-split-compile=0" "$PYTHON" -m pip install --no-build-isolation --no-deps . >"$OUT/build.log" 2>&1 ||
+  "$PYTHON" -m pip install --no-build-isolation --no-deps . >"$OUT/build.log" 2>&1 ||
     { tail -40 "$OUT/build.log"; exit 1; }
   "$PYTHON" -c "import ndsoftmax; print(ndsoftmax.build_info())"
 }

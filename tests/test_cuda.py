@@ -206,7 +206,7 @@ def test_many_rows_wider_than_the_registers_of_clusters(floats: int, gap: int, d
         (torch.float16, 490, 175_001, 0, 8),
         (torch.bfloat16, 490, 262_143, 8, 8),
         (torch.float16, 130, 360_001, 0, 16),
-        (torch.bfloat16, 67, 524_280, 0, 16),
+        (torch.bfloat16, 90, 524_280, 0, 16),
     ],
 )
 def test_rows_that_clusters_have_in_registers_and_shared_memory(

@@ -207,12 +207,17 @@ F32, BF16 = torch.float32, torch.bfloat16
         ((32, 50_304), BF16, False, 16, 160, 3),
         ((128, 9_000), F32, False, 4, 192, 3),
         ((48, 16_000), F32, True, 16, 128, 2),
-        ((100, 10_000), F32, True, 5, 128, 4),  # backward, a multiprocessor to each row
-        ((40, 170_000), F32, False, 16, 320, 9),  # not at once
-        ((128, 151_936), BF16, False, 16, 128, 10),  # nor these, but in few waves
+        ((66, 10_000), F32, True, 8, 160, 2),
+        ((67, 10_000), F32, True, 5, 128, 4),  # backward, a multiprocessor to each row
+        ((64, 80_000), F32, False, 16, 128, 10),  # not at once with eight vectors a thread
+        ((40, 170_000), F32, False, 16, 320, 9),
+        ((128, 151_936), BF16, False, 16, 128, 10),  # they fill the registers a few times
+        ((309, 50_304), BF16, True, 16, 128, 4),
+        ((310, 50_304), BF16, True, 7, 256, 4),  # and more than a few
         ((1767, 151_936), BF16, False, 8, 256, 10),
         ((6710, 40_000), BF16, False, 4, 128, 10),  # four blocks of 128 threads rather than two of 256
         ((2076, 129_280), BF16, False, 8, 256, 8),  # half a GPC
+        ((2033, 132_000), BF16, False, 7, 256, 10),  # whose threads would have nine
         ((2048, 65_536), F32, False, 7, 256, 10),
     ],
 )
@@ -227,34 +232,38 @@ def test_clusters_of_rows_in_registers(
 
 
 @pytest.mark.parametrize(
-    ("rows", "dim", "dtype", "backward", "how"),
+    ("shape", "dtype", "backward", "device", "regime", "arrives", "shares"),
     [
-        (2, 262_144, F32, False, "split"),  # clusters would leave most of the GPU idle
-        (3, 262_144, F32, False, "held"),
-        (23, 262_144, F32, False, "shared"),
-        (22, 262_144, F32, False, "held"),  # too few for that
-        (90, 524_288, BF16, False, "shared"),
-        (89, 524_288, BF16, False, "held"),  # of 16 bits, not before three waves
-        (7, 262_144, F32, True, "held"),
-        (8, 262_144, F32, True, "split"),  # one more than clusters at once
-        (10, 262_144, F32, True, "split"),
-        (11, 262_144, F32, True, "arrives"),
-        (27, 100_000, F32, True, "held"),
-        (28, 100_000, F32, True, "arrives"),  # two turns of the clusters that stay
+        ((2, 262_144), F32, False, "H200", "split", False, False),  # clusters would leave most of the GPU idle
+        ((3, 262_144), F32, False, "H200", "cluster", False, False),
+        ((5, 262_144), F32, False, "RTX 5090", "split", False, False),  # of eight blocks they are smaller
+        ((23, 262_144), F32, False, "H200", "cluster", False, True),
+        ((22, 262_144), F32, False, "H200", "cluster", False, False),  # too few for that
+        ((90, 524_288), BF16, False, "H200", "cluster", False, True),
+        ((89, 524_288), BF16, False, "H200", "cluster", False, False),  # of 16 bits, not before three waves
+        ((28, 400_000), F32, False, "H200", "cluster", False, True),  # a block a multiprocessor: the sooner
+        ((7, 262_144), F32, True, "H200", "cluster", False, False),
+        ((8, 262_144), F32, True, "H200", "split", False, False),  # one more than clusters at once
+        ((8, 120_000), F32, True, "H200", "cluster", False, False),  # of which a multiprocessor has two
+        ((9, 262_144), F32, True, "H200", "split", False, False),
+        ((10, 262_144), F32, True, "H200", "cluster", True, False),
+        ((27, 100_000), F32, True, "H200", "cluster", False, False),
+        ((28, 100_000), F32, True, "H200", "cluster", True, False),  # two turns of the clusters that stay
     ],
 )
-def test_few_wide_rows(rows: int, dim: int, dtype: torch.dtype, backward: bool, how: str) -> None:
-    problem = contiguous(rows, dim, dim=1, dtype=dtype) | {"backward": backward}
-    chosen = plan(**problem, device=DEVICES["H200"])
-    if chosen.regime != "split":
-        assert chosen.regime == "cluster"
-    is_how = {"split": chosen.regime == "split", "arrives": chosen.staged, "shared": chosen.shared_bytes > 0}
-    assert next((name for name, holds in is_how.items() if holds), "held") == how
-    assert_within_limits(chosen, DEVICES["H200"])
+def test_few_wide_rows(
+    shape: tuple[int, int], dtype: torch.dtype, backward: bool, device: str, regime: str, arrives: bool, shares: bool
+) -> None:
+    problem = contiguous(*shape, dim=1, dtype=dtype) | {"backward": backward}
+    chosen = plan(**problem, device=DEVICES[device])
+    assert (chosen.regime, chosen.staged) == (regime, arrives)
+    if regime == "cluster" and not arrives:
+        assert (chosen.shared_bytes > 0) == shares
+    assert_within_limits(chosen, DEVICES[device])
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 2, 7])
-def test_clusters_of_few_rows_are_no_larger_than_the_gpu(multiprocessors: int) -> None:
+def test_few_rows_have_no_more_blocks_than_the_gpu_has_room_for(multiprocessors: int) -> None:
     chosen = plan(**contiguous(1, 20_000, dim=1), device=cuda(90, multiprocessors, 227, 50))
     assert chosen.regime != "cluster" or chosen.cluster <= max(2, multiprocessors)
 

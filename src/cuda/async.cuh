@@ -3,9 +3,9 @@
 // And the order of kernels in a stream, as far as they may overlap.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #if !defined(__CUDACC__)
+#include <cooperative_groups.h>  // the emulator's
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -190,10 +190,6 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-// Until all blocks of the grid have come here, and what they stored before can be read. Plan::meets says that all run
-// at once.
-__device__ __forceinline__ void await_grid() { cooperative_groups::this_grid().sync(); }
-
 #else  // tests/cpp/emulator: copies are done when they are issued
 
 template <int kBytes>
@@ -246,7 +242,6 @@ class ArrivalBarrier {
 
 inline void await_kernel_before() {}
 inline void let_next_kernel_begin() {}
-inline void await_grid() { cooperative_groups::this_grid().sync(); }
 
 #endif
 

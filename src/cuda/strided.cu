@@ -17,6 +17,8 @@
 // only kColumns > 1 assumes that dim is one group, and that the innermost group of columns has stride 1. Where dim is
 // several, elements are copied one by one, and results go back into the tile first, which needs them to be of the
 // source's type (tile_plan() sees to that).
+#include <cooperative_groups.h>
+
 #include <bit>
 
 #include "cuda/async.cuh"
@@ -990,7 +992,7 @@ __device__ __forceinline__ bool exchange_states(const StridedArguments<Operation
     });
     if (arguments.phase == Phase::statistics) return false;
   }
-  if (arguments.phase == Phase::meet) await_grid();
+  if (arguments.phase == Phase::meet) cooperative_groups::this_grid().sync();
   if (arguments.phase != Phase::both)
     splits.combine(exchange, [&](int number, const State& of_all) { exchange.whole()[number] = of_all; });
   exchange.read(state);

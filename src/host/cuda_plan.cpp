@@ -337,14 +337,16 @@ Offer offer_block(const Problem& problem, const Rows& rows, const Device& device
 
 // Where rows are few: whether clusters would take longer for them than all multiprocessors together, which wait for a
 // second launch.
-bool are_long(const Rows& rows, const Device& device, const tuning::Architecture& architecture) {
-  const bool most_idle = 3 * tuning::kGpc * rows.count <= device.multiprocessors;
-  if (rows.vectors * tuning::kVectorBytes > (most_idle ? tuning::kClusterAloneBytes : tuning::kClusterFewBytes))
-    return true;
+bool are_long(const Problem& problem, const Rows& rows, const Device& device,
+              const tuning::Architecture& architecture) {
   const int cluster = architecture.max_cluster;
-  const double more = static_cast<double>(rows.count) / tuning::clusters_at_once(device.multiprocessors, cluster, 1);
-  return 2 * threads_for(rows, cluster * rows.most_held) > tuning::kMaxBlock && more > 1 &&
-         more <= tuning::kClusterFewMore;
+  const bool alone = 3 * cluster * rows.count <= device.multiprocessors;
+  if (rows.vectors * tuning::kVectorBytes > (alone ? tuning::kClusterAloneBytes : tuning::kClusterFewBytes))
+    return true;
+  if (!tuning::has_cluster_gradients(size_of(problem.source), problem.direction, problem.fused.any)) return false;
+  const int at_once = tuning::resident_clusters(device.multiprocessors, cluster);
+  return 2 * threads_for(rows, cluster * rows.most_held) > tuning::kMaxBlock && rows.count > at_once &&
+         rows.count <= tuning::kClusterFewMore * at_once;
 }
 
 // What a GPC has under way at once in clusters of this size, which never lie in two of them: rows, by the share of its
@@ -445,15 +447,15 @@ std::optional<Plan> sharing_clusters_plan(const Problem& problem, const Rows& ro
 std::optional<Plan> few_clusters_plan(const Problem& problem, const Rows& rows, const Device& device,
                                       const tuning::Architecture& architecture) {
   if (problem.direction == Direction::backward && 2 * rows.count > device.multiprocessors) return {};
-  if (are_long(rows, device, architecture)) return {};
+  if (are_long(problem, rows, device, architecture)) return {};
   for (int vectors = tuning::kClusterFewVectors; vectors <= rows.most_held; ++vectors) {
     int cluster = architecture.max_cluster;
     while (cluster > 2 &&
            (cluster > device.multiprocessors || threads_for(rows, cluster * vectors) < tuning::kClusterThreads))
       cluster /= 2;
     const std::int64_t threads = threads_for(rows, cluster * vectors);
-    const auto blocks = static_cast<int>(tuning::kMaxBlock / threads);  // of a multiprocessor: two, or what there is
-    if (blocks < (vectors < rows.most_held ? 2 : 1)) continue;
+    const auto blocks = static_cast<int>(tuning::kMaxBlock / threads);  // of a multiprocessor: a single one only
+    if (blocks < (vectors < rows.most_held ? 2 : 1)) continue;          // where more vectors a thread would not do
     if (static_cast<double>(rows.count) <= tuning::clusters_at_once(device.multiprocessors, cluster, blocks))
       return cluster_plan(rows, threads, cluster);
   }
@@ -465,16 +467,17 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   if (architecture.max_cluster == 1) return {{}, "thread block clusters need compute capability 9.0"};
   std::optional<Plan> plan = few_clusters_plan(problem, rows, device, architecture);
   if (!plan) {
-    const double capacity = static_cast<double>(tuning::clustered(device.multiprocessors)) * tuning::kMaxBlock;
-    const double waves = static_cast<double>(rows.count * rows.vectors) / (capacity * rows.most_cluster);
+    const double registers = static_cast<double>(device.multiprocessors) * tuning::kMaxBlock * rows.most_cluster;
+    const double fillings = static_cast<double>(rows.count * rows.vectors) / registers;
     double most = 0;
     for (int size = 2; size <= architecture.max_cluster; ++size) most = std::max(most, under_way(rows, size));
     // of those that come close to the most, the largest whose blocks are not too small
     int cluster = 0;
-    for (int size = 2; size <= architecture.max_cluster; ++size)
-      if (under_way(rows, size) >= tuning::cluster_fill(waves) * most &&
-          (cluster == 0 || tuning::rather_larger(size, threads_for(rows, size * rows.most_cluster), waves)))
+    for (int size = 2; size <= architecture.max_cluster && most > 0; ++size)
+      if (under_way(rows, size) >= tuning::cluster_fill(fillings) * most &&
+          (cluster == 0 || tuning::rather_larger(size, threads_for(rows, size * rows.most_cluster), fillings)))
         cluster = size;
+    if (cluster == 0) cluster = architecture.max_cluster;                   // the row is wider than their registers
     std::int64_t threads = threads_for(rows, cluster * rows.most_cluster);  // of a block
     if (tuning::gradients_rather_arrive(cluster, static_cast<int>(threads)))
       if (const auto gradients = cluster_gradients_plan(problem, rows, device, architecture)) return {gradients};
@@ -1578,7 +1581,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     if (const Offer block = offer_block(problem, rows, device, architecture.block_threads); block.plan)
       return *block.plan;
   const bool split = fewer && are_few(rows, device, architecture);
-  if (!(alone && split && are_long(rows, device, architecture)))
+  if (!(alone && split && are_long(problem, rows, device, architecture)))
     if (const Offer cluster = offer_cluster(problem, rows, device, architecture); cluster.plan) return *cluster.plan;
   return split ? *offer_split(problem, rows, device).plan : *offer_online(problem, rows, device, architecture).plan;
 }

@@ -290,20 +290,20 @@ inline constexpr int kGpc = 16;  // multiprocessors that clusters of a GPC have,
 // Those that clusters find room on: GPCs are not all whole. cudaOccupancyMaxActiveClusters says 120 of an H200's 132.
 constexpr int clustered(int multiprocessors) { return multiprocessors * 10 / 11; }
 inline constexpr int kClusterLeastThreads = 96;  // smaller blocks spend their time on meeting
-inline constexpr int kClusterThreads = 128;      // of a block, rather: see rather_larger()
+inline constexpr int kClusterThreads = 128;      // rather so many: see rather_larger() and kClusterFewVectors
 // Blocks of a multiprocessor, of which some load while others exponentiate and store: 512 MiB of rows of 110000 take
 // five blocks of 192 threads 264 us in bfloat16 and 258 in float32, two of 512 278 and 262; backward, of 102400 in
 // bfloat16, four of 224 367, two of 416 397.
 inline constexpr int kOverlappingBlocks = 4;
 // Sizes of clusters that have nearly as much under way as the best one: of these, larger ones of smaller blocks overlap
 // better (512 MiB of 40000 in bfloat16: 261.5 us by two blocks of 256 threads, 259 by four of 128), as long as a GPC
-// has room for several. Where there are few waves, what it has no room for matters less than how soon they begin and
-// end (of 151936 in bfloat16 128 rows take 24.8 us by eight blocks of 256 threads, 23.6 by 16 of 128, 256 rows 43.1 and
-// 42.6; 512 MiB of 155000 263 and 267).
-inline constexpr double kFewWaves = 4;
-constexpr double cluster_fill(double waves) { return waves < kFewWaves ? 0.9 : 0.92; }
-constexpr bool rather_larger(int cluster, std::int64_t threads, double waves) {
-  return threads >= kClusterThreads && (cluster <= kGpc / 2 || waves < kFewWaves);
+// has room for several. Of few rows, which fill all registers a few times, what a GPC has no room for matters less than
+// how soon they begin and end (of 151936 in bfloat16 128 rows take 24.8 us by eight blocks of 256 threads, 23.6 by 16
+// of 128, 256 rows 43.1 and 42.6; 512 MiB of 155000 263 and 267; backward, of 50304, 128 rows 12.6 and 11.9).
+inline constexpr double kClusterFewFillings = 3.6;
+constexpr double cluster_fill(double fillings) { return fillings < kClusterFewFillings ? 0.9 : 0.92; }
+constexpr bool rather_larger(int cluster, std::int64_t threads, double fillings) {
+  return threads >= kClusterThreads && (cluster <= kGpc / 2 || fillings < kClusterFewFillings);
 }
 // Half a GPC, rather than a block less, where each thread then has two vectors fewer: 16 bits, exponentiated twice, pay
 // for vectors that few threads have (512 MiB of bfloat16, 129280 wide: 267 us by clusters of 7 with 9.02 vectors a
@@ -313,13 +313,14 @@ constexpr bool rather_half_a_gpc(int source_bytes, int cluster) { return source_
 // rows of 50304 in bfloat16 take 5.7 us by four blocks of 512 threads each, by 16 of 160 4.9).
 inline constexpr int kClusterFewVectors = 2;
 // Of a row, where clusters have no several rows each: wider ones are split over all multiprocessors, the sooner where
-// clusters would leave most of those idle (4 rows of 262144 in float32 7.2 us, by clusters 6.6; 2 5.3 either way).
+// clusters would leave two thirds of those idle (4 rows of 262144 in float32 7.2 us, by clusters 6.6; 3 6.4 either
+// way).
 inline constexpr std::int64_t kClusterFewBytes = 1 << 20;
 inline constexpr std::int64_t kClusterAloneBytes = 3 << 18;
-// So are narrower ones whose blocks take a multiprocessor each, where there are a few more than clusters at once: the
-// rest would take as long again (8 rows of backward, 262144 wide in float32, 13.3 us, split 11.7; 7 8.8 and 10.5, 13
-// 16.0 and 17.6).
-inline constexpr double kClusterFewMore = 4.0 / 3;
+// So are narrower ones of backward whose blocks take a multiprocessor each, up to so many times the clusters that run
+// at once, where the rest would take as long again (8 rows of 150000 in float32 9.0 us, split 8.1, of 262144 13.3
+// and 11.7; 7 rows 8.8 and 10.5, 13 16.0 and 17.6).
+inline constexpr double kClusterFewMore = 1.35;
 
 // Where a row of backward takes the registers of a whole GPC, and two blocks leave a tenth of the threads without work,
 // or where a multiprocessor has but one block, which loads and computes in turns, shared memory does better: the next
@@ -331,8 +332,8 @@ constexpr bool gradients_rather_arrive(int cluster, int threads) {
   const int blocks = kMaxBlock / threads;
   return blocks <= 1 || (cluster == kGpc && blocks == 2 && 10 * blocks * threads < 9 * kMaxBlock);
 }
-// Of which two blocks' clusters take so many turns: before, nothing arrives while they compute (of 100000 in float32,
-// 20 rows take 10.1 us, in registers 9.8; 40 14.5 and 16.3).
+// Of which two blocks' clusters take so many turns: before, too little arrives while they compute (of 100000 in
+// float32, 20 rows take 10.1 us, in registers 9.8; 40 14.5 and 16.3).
 inline constexpr int kClusterTurns = 2;
 
 // Forward does badly so: exponentials would be computed twice, and clusters that stay are held up by what each of their
@@ -367,13 +368,14 @@ inline constexpr Array kSharingShapes{
     SharingShape{kGpc, 2, 4},
 };
 // Clusters that each have more of the row live longer, and of the last of them nothing hides what they wait for. So
-// this many times what runs at once has to come, or half as many rows of half as many blocks, where registers would
-// have three blocks or more (of 170000 in float32, 67 rows take 28.6 us, shared 30.0, 200 75.1 either way), or two of
-// 16 bits (of 524288, 80 rows 50.1 and 52.3); of two in float32 most of it (of 262144, 17 rows 15.8 and 17.9, 26 21.2
-// and 19.5).
-constexpr double sharing_waves(int source_bytes, int blocks) {
-  if (blocks <= 2) return blocks < 2 ? 0 : source_bytes == 2 ? 3 : 0.75;
-  return kFewWaves;
+// there have to be so many times the rows that four blocks a multiprocessor have at once, or twice as many of half as
+// many blocks: several where registers would have three blocks or more (of 170000 in float32, 67 rows take 28.6 us,
+// shared 30.0, 200 75.1 either way), or two of 16 bits (of 524288, 80 rows 50.1 and 52.3); of two in float32 most of
+// one (of 262144, 17 rows 15.8 and 17.9, 26 21.2 and 19.5).
+constexpr double sharing_waves(int source_bytes, int blocks_held) {
+  if (blocks_held <= 1) return 0;
+  if (blocks_held == 2) return source_bytes == 2 ? 3 : 0.75;
+  return 4;
 }
 // What shared memory has is asked for first, where L1 keeps room for what registers ask for then: of 256 KiB they have
 // in common, sm_90's shared memory takes 196, or 228, which leaves too little (the first against the last: of float32,
