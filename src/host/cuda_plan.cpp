@@ -454,8 +454,9 @@ std::optional<Plan> few_clusters_plan(const Problem& problem, const Rows& rows, 
            (cluster > device.multiprocessors || threads_for(rows, cluster * vectors) < tuning::kClusterThreads))
       cluster /= 2;
     const std::int64_t threads = threads_for(rows, cluster * vectors);
-    const auto blocks = static_cast<int>(tuning::kMaxBlock / threads);  // of a multiprocessor: a single one only
-    if (blocks < (vectors < rows.most_held ? 2 : 1)) continue;          // where more vectors a thread would not do
+    // of a multiprocessor: a single one, which loads and stores in turns, only where more vectors a thread would not do
+    const auto blocks = static_cast<int>(tuning::kMaxBlock / threads);
+    if (blocks < (vectors < rows.most_held ? 2 : 1)) continue;
     if (static_cast<double>(rows.count) <= tuning::clusters_at_once(device.multiprocessors, cluster, blocks))
       return cluster_plan(rows, threads, cluster);
   }
@@ -477,7 +478,8 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
       if (under_way(rows, size) >= tuning::cluster_fill(fillings) * most &&
           (cluster == 0 || tuning::rather_larger(size, threads_for(rows, size * rows.most_cluster), fillings)))
         cluster = size;
-    if (cluster == 0) cluster = architecture.max_cluster;                   // the row is wider than their registers
+    // where the row is wider than the registers of any, the largest
+    if (cluster == 0) cluster = architecture.max_cluster;
     std::int64_t threads = threads_for(rows, cluster * rows.most_cluster);  // of a block
     if (tuning::gradients_rather_arrive(cluster, static_cast<int>(threads)))
       if (const auto gradients = cluster_gradients_plan(problem, rows, device, architecture)) return {gradients};
