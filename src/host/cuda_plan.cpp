@@ -346,7 +346,7 @@ bool are_long(const Problem& problem, const Rows& rows, const Device& device,
   if (!tuning::has_cluster_gradients(size_of(problem.source), problem.direction, problem.fused.any)) return false;
   const int at_once = tuning::resident_clusters(device.multiprocessors, cluster);
   return 2 * threads_for(rows, cluster * rows.most_held) > tuning::kMaxBlock && rows.count > at_once &&
-         rows.count <= tuning::kClusterFewMore * at_once;
+         static_cast<double>(rows.count) <= tuning::kClusterFewMore * at_once;
 }
 
 // What a GPC has under way at once in clusters of this size, which never lie in two of them: rows, by the share of its
