@@ -19,7 +19,7 @@ import oracle
 import torch
 from torch import Tensor
 
-CLUSTERS_OF_16 = (98_400, 330_001, 700_001, 30_001)  # wide rows, and long columns of float64
+CLUSTERS_OF_16 = (98_400, 330_001, 700_001, 30_001, 165_001)  # wide rows, and long columns of float64
 
 # (shape, dim, regimes to force; None: the plan's own, [fusions, where all would take long])
 PROBLEMS: list[tuple[Any, ...]] = [
@@ -36,6 +36,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((2, 19, 64), 1, (None,)),
     ((2, 19, 49), 1, (None,)),
     ((1, 5000, 3), 1, (None,)),
+    ((3, 4501, 2), 1, (None, "cluster", "split"), 1),  # two columns that take turns in a row
+    ((9, CLUSTERS_OF_16[4], 2), 1, ("cluster",), 1),  # as many as a cluster has room for
     ((600, 40), 0, (None,)),
     ((3, 40, 131), 1, (None,), 1),  # words of columns, whose tiles overlap
     ((2, 300, 266), 1, (None,), 1),
@@ -66,11 +68,15 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((9, CLUSTERS_OF_16[1]), 1, ("cluster",), 1),
     ((1, CLUSTERS_OF_16[2]), 1, ("cluster",), 1),  # or that threads have more in shared memory, and float32 still more
 ]
-# What regimes may refuse: rows of 1025 are warps' where they are of 16 bits and nothing is fused, and the two operands
-# of a row of 9000 in float64 are more than a block holds, as are wide ones for a cluster.
+# What regimes may refuse: rows of 1025 are warps' where they are of 16 bits and nothing is fused, the two operands of a
+# row of 9000 in float64 are more than a block holds, as are wide ones for a cluster, and two columns are a row only
+# where results have their type, of 16 or 32 bits.
 MAY_BE_REFUSED = {
     ((3, 1025), "warp"),
     ((2, 9000), "block"),
+    ((3, 4501, 2), "cluster"),
+    ((3, 4501, 2), "split"),
+    ((9, CLUSTERS_OF_16[4], 2), "cluster"),
     ((9, CLUSTERS_OF_16[1]), "cluster"),
     ((1, CLUSTERS_OF_16[2]), "cluster"),
 }

@@ -262,6 +262,48 @@ def test_few_wide_rows(
     assert_within_limits(chosen, DEVICES[device])
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "regime"),
+    [
+        ((64, 100_000, 2), F32, "cluster"),
+        ((64, 100_001, 2), BF16, "cluster"),  # slabs begin within vectors, but never within a pair
+        ((1, 3_000_000, 2), BF16, "split"),
+        ((26, 20_000, 2), F32, "cluster"),
+        ((26, 20_000, 2), BF16, "strided"),  # few and short: words
+        ((2000, 1000, 2), F32, "strided"),  # a block would hold them
+        ((64, 100_000, 4), F32, "strided"),  # states of so many columns take too many registers
+        ((64, 100_000, 2), torch.float64, "strided"),
+    ],
+)
+def test_two_columns_take_turns_in_a_row(shape: tuple[int, ...], dtype: torch.dtype, regime: str) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device="H200")
+    assert (chosen.regime, chosen.interleaved) == (regime, 1 if regime == "strided" else 2)
+    if regime != "strided":
+        as_row = ndsoftmax.explain((shape[0], 2 * shape[1]), 1, dtype=dtype, device="H200")
+        assert (chosen.cluster, chosen.block, chosen.items) == (as_row.cluster, as_row.block, as_row.items)
+        assert chosen.workspace_bytes == 2 * as_row.workspace_bytes  # of each column, a state
+
+
+def test_columns_take_turns_only_where_a_row_of_them_is_whole() -> None:
+    device = DEVICES["H200"]
+    problem = contiguous(64, 100_000, 2, dim=1)
+    assert plan(**problem, device=device).interleaved == 2
+    for regime in ("cluster", "split"):
+        assert plan(**problem, device=device, regime=regime).interleaved == 2
+    with pytest.raises(ValueError, match="not neighbours in memory"):
+        plan(**problem, device=device, regime="online")
+    shape, x = (64, 100_000, 2), torch.empty(64 * 100_000 * 2 + 8, device="meta")
+    for view in (
+        x[1:-7].view(shape),  # begins within a pair
+        torch.empty(64, 100_000, 3, device="meta")[:, :, :2],  # there is something between pairs
+        torch.empty(2, 100_000, 64, device="meta").movedim(0, 2).movedim(0, 1).movedim(0, 1),
+    ):
+        assert ndsoftmax.explain(view, 1, device="H200").regime == "strided"
+    assert ndsoftmax.explain(x[2:-6].view(shape), 1, device="H200").interleaved == 2
+    assert ndsoftmax.explain(shape, 1, mask=(1, 100_000, 1), device="H200").interleaved == 1
+    assert ndsoftmax.explain(shape, 1, device="T4").interleaved == 1
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 2, 7])
 def test_few_rows_have_no_more_blocks_than_the_gpu_has_room_for(multiprocessors: int) -> None:
     chosen = plan(**contiguous(1, 20_000, dim=1), device=cuda(90, multiprocessors, 227, 50))

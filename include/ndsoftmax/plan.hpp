@@ -63,7 +63,8 @@ struct Plan {
                             // online: turns of a block's loop of which it keeps the vectors
   int shared_bytes = 0;     // dynamic shared memory of a block
   std::int64_t workspace_bytes = 0;
-  int passes = 1;  // how often each source element is read at most
+  int passes = 1;       // how often each source element is read at most
+  int interleaved = 1;  // cluster, split: columns whose elements take turns in a row of memory, taken for one
   std::string_view why;
 
   friend bool operator==(const Plan&, const Plan&) = default;

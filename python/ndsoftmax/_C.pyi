@@ -45,6 +45,7 @@ class Plan:
     grid: int
     splits: int
     run: int
+    interleaved: int
     shared_bytes: int
     workspace_bytes: int
     passes: int

@@ -64,6 +64,8 @@ class Explanation:
     vector, items, threads_per_row, grid, block, cluster, splits, staged, meets, shared_bytes, workspace_bytes
         The shape of the launch, and the memory that it takes; `meets`: all blocks run at once, and meet between two
         passes.
+    interleaved : int
+        Columns that take turns in a row of memory, and are taken for one.
     registers : int or None
         32-bit registers in which a GPU's thread holds elements, 0 where those stay in shared memory; what the compiler
         needs beside them is not known here.
@@ -88,6 +90,7 @@ class Explanation:
     block: int
     cluster: int
     splits: int
+    interleaved: int
     staged: bool
     meets: bool
     shared_bytes: int

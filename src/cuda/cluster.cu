@@ -60,7 +60,7 @@ class MoreVectors {
       }
     await_copies();
     for_each([&](int, Source*, Term(&terms)[kVector]) { Operation::template raise<kVector>(state, terms); });
-    if constexpr (!kFirst) state.max = larger(state.max, of_rest_.max);
+    if constexpr (!kFirst) operation.raise(state, of_rest_);
   }
   // Adds to the sum of a state whose maximum is known. What is not raw becomes what is left to finish.
   __device__ __forceinline__ void add(const Operation& operation, State& state) const {
@@ -68,7 +68,7 @@ class MoreVectors {
       operation.template add<kVector>(state, terms);
       if constexpr (!kRaw) Vector::narrowed([&](int k) { return terms[k]; }).store_shared(at);
     });
-    if constexpr (!kFirst) state.sum += of_rest_.sum * State::rescale(of_rest_.max, state.max);
+    if constexpr (!kFirst) operation.add(state, of_rest_);
   }
   template <typename Finish, typename Log>
   __device__ __forceinline__ void store(const RowOf& row, int first, int step, const Finish& finish, Log log) const {
@@ -80,11 +80,12 @@ class MoreVectors {
         load_rest(row, at, step, terms);
 #pragma unroll
         for (int i = 0; i < kTogether; ++i)
-          row.store(at, i * step, [&](int k) { return finish.again(terms[i * kVector + k], log); });
+          row.store(at, i * step, [&](int k) { return finish.of(k).again(terms[i * kVector + k], log); });
       }
     }
     for_each([&](int i, Source*, Term(&terms)[kVector]) {
-      row.store(first, i * step, [&](int k) { return kRaw ? finish.again(terms[k], log) : finish(terms[k], log); });
+      row.store(first, i * step,
+                [&](int k) { return kRaw ? finish.of(k).again(terms[k], log) : finish.of(k)(terms[k], log); });
     });
   }
 
@@ -318,7 +319,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
           for (int i = 0; i < kCount; ++i) {
             Term terms[kVector];
             row.terms(raw[i], 0, terms);
-            const auto value = [&](int k) { return finish(terms[k], log); };
+            const auto value = [&](int k) { return finish.of(k)(terms[k], log); };
             if constexpr (kCount > 1)
               row.store_whole(element + i * apart, value);
             else
@@ -341,7 +342,7 @@ int compiled_compute_capability() {
 }
 
 void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_masked_operation(problem, [&]<typename Operation>() {
+  const auto launch = [&]<typename Operation>() {
     auto arguments = row_arguments<Operation>(problem, plan, pointers);
     if constexpr (tuning::has_cluster_gradients(sizeof(typename Operation::Source), Operation::kDirection,
                                                 Operation::kFused))
@@ -357,7 +358,11 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
       }
     visit_held<Operation, kMostClusterVectors<Operation>>(
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });
-  });
+  };
+  if (plan.interleaved > 1)
+    visit_interleaved(problem, plan.interleaved, launch);
+  else
+    visit_masked_operation(problem, launch);
 }
 
 }  // namespace ndsoftmax::cuda

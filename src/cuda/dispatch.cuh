@@ -5,6 +5,7 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/interleaved.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/launchers.hpp"
 #include "cuda/operation.cuh"
@@ -63,6 +64,17 @@ void visit_told(const Problem& problem, Visitor&& visitor) {
 
 [[noreturn]] inline void no_kernel_for(int value) {
   throw std::logic_error("no kernel is compiled for " + std::to_string(value));
+}
+
+// Calls visitor.operator()<Operation>() likewise, with an operation of so many columns, which take turns in a row.
+template <typename Visitor>
+void visit_interleaved(const Problem& problem, int columns, Visitor&& visitor) {
+  visit_operation<false>(problem, [&]<typename Of>() {
+    constexpr int kBytes = sizeof(typename Of::Source), kResultBytes = sizeof(typename Of::Result);
+    if constexpr (tuning::may_interleave(kBytes, kResultBytes, 2))
+      if (columns == 2) return visitor.template operator()<Interleaved<Of, 2>>();
+    no_kernel_for(columns);
+  });
 }
 
 // Calls visitor(std::integral_constant<int, n>) for the n that equals `value`, of kFirst, … kLast.

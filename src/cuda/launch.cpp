@@ -96,6 +96,11 @@ void launch(const Problem& problem, const Plan& plan, const Device& device, cons
   const Pointers pointers{addresses, workspace, device.shared_bytes_per_block,
                           device.compute_capability >= tuning::kOverlapFrom};
   const auto queue = static_cast<cudaStream_t>(stream);
+  if (plan.interleaved > 1) {
+    const Problem rows = interleaved_rows(problem);
+    return plan.regime == Regime::cluster ? launch_cluster(rows, plan, pointers, queue)
+                                          : launch_online(rows, plan, pointers, queue);
+  }
   switch (plan.regime) {
     case Regime::warp:
       return plan.staged ? launch_staged(problem, plan, pointers, queue) : launch_warp(problem, plan, pointers, queue);

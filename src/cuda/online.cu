@@ -32,7 +32,7 @@ __device__ __forceinline__ void write_step(const RowArguments<Operation>& argume
                                            std::int64_t end, bool clear, const typename Operation::Finish& finish) {
   typename Operation::Term terms[RowOf::kVector];
   arguments.fusing.operation.with_log([&](auto log) {
-    const auto value = [&](int k) { return finish.again(terms[k], log); };
+    const auto value = [&](int k) { return finish.of(k).again(terms[k], log); };
     if (clear) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
@@ -203,17 +203,22 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) split_write(const Online
 }  // namespace
 
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>() {
+  const auto launch = [&]<typename Operation>() {
     OnlineArguments<Operation> arguments{row_arguments<Operation>(problem, plan, pointers),
                                          static_cast<int>(plan.splits), plan.run, split_pieces(problem, plan),
                                          static_cast<typename Operation::State*>(pointers.workspace)};
-    if (plan.regime == Regime::online)
-      return launch_grid<online_row<Operation, false>>(arguments, plan, pointers, stream);
+    if constexpr (!kInterleaves<Operation>)
+      if (plan.regime == Regime::online)
+        return launch_grid<online_row<Operation, false>>(arguments, plan, pointers, stream);
     launch_grid<online_row<Operation, true>>(arguments, plan, pointers, stream);
     Plan write = plan;
     write.grid = problem.outer.size * arguments.pieces;
     launch_grid<split_write<Operation>>(arguments, write, pointers, stream);
-  });
+  };
+  if (plan.interleaved > 1)
+    visit_interleaved(problem, plan.interleaved, launch);
+  else
+    visit_operation(problem, launch);
 }
 
 }  // namespace ndsoftmax::cuda

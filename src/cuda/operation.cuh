@@ -97,20 +97,26 @@ struct Forward {
   template <int kItems, int kPerItem, int kStep, bool kAlone, typename LiveItems, typename Team>
   __device__ __forceinline__ State reduce(Term* terms, LiveItems live, const Team& team) const {
     State state;
+    raise<kItems, kPerItem, kStep>(state, terms, live);
+    agree(state, team);
+    return exponentiated<kItems, kPerItem, kStep, kAlone>(terms, live, state, team);
+  }
+  template <int kItems, int kPerItem, int kStep, typename LiveItems>
+  __device__ __forceinline__ static void raise(State& state, const Term* terms, LiveItems live) {
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= live) break;
 #pragma unroll
       for (int k = 0; k < kPerItem; ++k) state.max = larger(state.max, terms[item * kStep + k]);
     }
-    return exponentiated<kItems, kPerItem, kStep, kAlone>(terms, live, team.max(state.max), team);
   }
   // The same where the team's maximum is known.
   template <int kItems, int kPerItem, int kStep, bool kAlone, typename LiveItems, typename Team>
-  __device__ __forceinline__ State exponentiated(Term* terms, LiveItems live, Real max, const Team& team) const {
+  __device__ __forceinline__ State exponentiated(Term* terms, LiveItems live, const State& known,
+                                                 const Team& team) const {
     State state;
-    state.max = max;
-    const Real shift = State::shift(max);
+    state.max = known.max;
+    const Real shift = State::shift(state.max);
     PartialSums<Real, kItems * kPerItem> sums;
     const auto exponentiate = [&](auto log) {
 #pragma unroll
@@ -133,12 +139,20 @@ struct Forward {
     return state;
   }
 
-  // The same in steps, for terms that come a few at a time: raise() for all, raise() for the team, add() for all, and
+  // The same in steps, for terms that come a few at a time: raise() for all, agree() for the team, add() for all, and
   // total() for the team.
   template <int kTerms>
   __device__ __forceinline__ static void raise(State& state, const Term* terms) {
 #pragma unroll
     for (int k = 0; k < kTerms; ++k) state.max = larger(state.max, terms[k]);
+  }
+  // Up to the maximum of what another state has seen.
+  __device__ __forceinline__ static void raise(State& state, const State& other) {
+    state.max = larger(state.max, other.max);
+  }
+  template <typename Team>
+  __device__ __forceinline__ static void agree(State& state, const Team& team) {
+    state.max = team.max(state.max);
   }
   // The same in steps, for terms that are made anew each time: raise() by all of them, as they were loaded, then add().
   template <typename Raw, int kVectors, typename Team>
@@ -156,6 +170,10 @@ struct Forward {
       if (!log) terms[k] = e;
     }
     state.sum += sums.total();
+  }
+  // The sum of another state, whose maximum is no larger.
+  __device__ __forceinline__ static void add(State& state, const State& other) {
+    state.sum += other.sum * State::rescale(other.max, state.max);
   }
   // The sum of what add() has seen in each lane of a team, whose maximum is known.
   template <typename Team>
@@ -218,6 +236,9 @@ struct Forward {
     Real factor;
     Real scale;        // softmax: 1 / sum
     Real from_result;  // log_softmax: the logarithm of the sum
+
+    // For the element with this number in a vector.
+    __device__ __forceinline__ const Finish& of(int) const { return *this; }
 
     template <typename Told>
     __device__ __forceinline__ Real operator()(Term term, Told) const {
@@ -388,6 +409,8 @@ struct Backward {
     Real sum;
     bool dead = false;  // the row got a constant
     Real scale = 1;
+
+    __device__ __forceinline__ const Finish& of(int) const { return *this; }
 
     template <typename Told>
     __device__ __forceinline__ Real operator()(Term term, Told log) const {

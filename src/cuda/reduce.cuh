@@ -52,6 +52,17 @@ __device__ __forceinline__ Real rescaled(const MaxSum<Real>& state, Real shift) 
   return state.sum * Exponential<Result>::of(state.max - shift, 0, std::false_type{});
 }
 
+// Of a few columns, one each.
+template <typename State, int kColumns>
+struct ColumnStates {
+  State of[kColumns];
+
+  __device__ __forceinline__ void combine(const ColumnStates& other) {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) of[column].combine(other.of[column]);
+  }
+};
+
 // Teams of `lanes` lanes whose numbers are `step` apart, both powers of two. The whole warp must call.
 struct Lanes {
   int lanes = kWarp;
@@ -109,18 +120,13 @@ struct Lanes {
   // combine() for several states of each lane, whose shuffles are under way together; as exact as results can show.
   template <typename Result, typename Real, int kCount>
   __device__ __forceinline__ void combine_each(MaxSum<Real> (&states)[kCount]) const {
-    Real max[kCount];
+    MaxSum<Real> merged[kCount];
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) max[k] = states[k].max;
-    each_step([&](int offset) {
+    for (int k = 0; k < kCount; ++k) merged[k].max = states[k].max;
+    max_each(merged);
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        const Real other = __shfl_xor_sync(kAllLanes, max[k], offset);
-        max[k] = other > max[k] ? other : max[k];
-      }
-    });
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) states[k] = {max[k], rescaled<Result>(states[k], MaxSum<Real>::shift(max[k]))};
+    for (int k = 0; k < kCount; ++k)
+      states[k] = {merged[k].max, rescaled<Result>(states[k], MaxSum<Real>::shift(merged[k].max))};
     sum_each(states);
   }
   template <typename Result, typename Real, int kCount>
@@ -143,12 +149,32 @@ struct Lanes {
     return {sum(state.sum), sum(state.living)};
   }
 
- private:
-  template <typename Visit>
-  __device__ __forceinline__ void each_step(const Visit& visit) const {
+  template <typename Real, int kColumns>
+  __device__ __forceinline__ ColumnStates<MaxSum<Real>, kColumns> combine(
+      const ColumnStates<MaxSum<Real>, kColumns>& states) const {
+    ColumnStates<MaxSum<Real>, kColumns> merged = states;
+    max_each(merged.of);
 #pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2)
-      if (offset >= step && offset < step * lanes) visit(offset);
+    for (int k = 0; k < kColumns; ++k) merged.of[k].sum *= MaxSum<Real>::rescale(states.of[k].max, merged.of[k].max);
+    sum_each(merged.of);
+    return merged;
+  }
+  template <typename Real, int kColumns>
+  __device__ __forceinline__ ColumnStates<Sum<Real>, kColumns> combine(ColumnStates<Sum<Real>, kColumns> states) const {
+    sum_each(states.of);
+    return states;
+  }
+
+  // Of several states of each lane, whose shuffles are under way together.
+  template <typename Real, int kCount>
+  __device__ __forceinline__ void max_each(MaxSum<Real> (&states)[kCount]) const {
+    each_step([&](int offset) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const Real other = __shfl_xor_sync(kAllLanes, states[k].max, offset);
+        states[k].max = other > states[k].max ? other : states[k].max;
+      }
+    });
   }
   template <typename State, int kCount>
   __device__ __forceinline__ void sum_each(State (&states)[kCount]) const {
@@ -161,6 +187,14 @@ struct Lanes {
         for (int k = 0; k < kCount; ++k) states[k].sum += __shfl_xor_sync(kAllLanes, states[k].sum, offset);
       });
     }
+  }
+
+ private:
+  template <typename Visit>
+  __device__ __forceinline__ void each_step(const Visit& visit) const {
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      if (offset >= step && offset < step * lanes) visit(offset);
   }
 };
 

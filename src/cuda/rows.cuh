@@ -535,11 +535,12 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       more.raise(operation, row[r], step, held);
       row[r].resolved_terms(raw[r], first, step, kVectors, terms);
       operation.template raise<kVectors * kVector>(held, terms);
-      held.max = team.max(held.max);
-      typename Operation::State rest{held.max, 0};
+      operation.agree(held, team);
+      typename Operation::State rest = held;
       more.add(operation, rest);
-      held = operation.template exponentiated<kVectors, kVector, kVector, false>(terms, kVectors, held.max, team);
-      held.sum += team.sum(rest.sum);
+      operation.total(rest, team);
+      held = operation.template exponentiated<kVectors, kVector, kVector, false>(terms, kVectors, held, team);
+      operation.add(held, rest);
     } else {
       row[r].resolved_terms(raw[r], first, step, live, terms);
       held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, live, team);
@@ -556,7 +557,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
         if constexpr (kRaw) row[r].terms(raw[r][item], first + item * step, terms);
         const Term* const of_item = terms + (kRaw ? 0 : item * kVector);
         row[r].store(first, item * step,
-                     [&](int k) { return kRaw ? finish.again(of_item[k], log) : finish(of_item[k], log); });
+                     [&](int k) { return kRaw ? finish.of(k).again(of_item[k], log) : finish.of(k)(of_item[k], log); });
       }
       if constexpr (kMore) more.store(row[r], first + kVectors * step, step, finish, log);
     });

@@ -194,9 +194,9 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
 #pragma unroll
       for (auto& term : terms) term *= fused.scale();
       if constexpr (kTail)
-        state = operation.template exponentiated<1, kElements + 1, kElements + 1, true>(terms, 1, max, lanes);
+        state = operation.template exponentiated<1, kElements + 1, kElements + 1, true>(terms, 1, {max}, lanes);
       else
-        state = operation.template exponentiated<kItems, kWord, kWord, true>(terms, live, max, lanes);
+        state = operation.template exponentiated<kItems, kWord, kWord, true>(terms, live, {max}, lanes);
     } else {
       if constexpr (Operation::kFused && !kBackward) fused.template any_terms<kItems, kWord>(first, step, terms);
 #pragma unroll

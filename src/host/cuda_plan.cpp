@@ -297,6 +297,12 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
   return {plan};
 }
 
+// What the blocks of a multiprocessor load at once, of which each thread holds so many vectors of a row.
+std::int64_t bytes_under_way(const Problem& problem, const Rows& rows, int vectors) {
+  const std::int64_t blocks = tuning::kMaxBlock / threads_for(rows, vectors);
+  return blocks < 2 ? 0 : blocks * rows.vectors * tuning::kVectorBytes * sources_of(problem);
+}
+
 // How many vectors a thread of a block should hold so that what blocks have under way on a multiprocessor is the least
 // that keeps memory busy; 0, where no number does, or, of 16 bits, where rows are so few that such blocks would all
 // be under way at once: there, threads that hold fewer vectors, and exponentiate them once, take less time.
@@ -307,8 +313,8 @@ int vectors_under_way(const Problem& problem, const Rows& rows, const Device& de
   std::int64_t least = tuning::kBlockMostBytes + 1;
   for (int vectors = rows.most_held; vectors > 0; --vectors) {
     const std::int64_t blocks = tuning::kMaxBlock / threads_for(rows, vectors);
-    const std::int64_t under_way = blocks * rows.vectors * tuning::kVectorBytes;
-    if (blocks < 2 || under_way < tuning::block_least_bytes(bytes) || under_way >= least) continue;
+    const std::int64_t under_way = bytes_under_way(problem, rows, vectors);
+    if (under_way < tuning::block_least_bytes(bytes) || under_way >= least) continue;
     if (rows.held < rows.most_held && rows.count <= blocks * device.multiprocessors) continue;
     least = under_way;
     best = vectors;
@@ -319,16 +325,18 @@ int vectors_under_way(const Problem& problem, const Rows& rows, const Device& de
 Offer offer_block(const Problem& problem, const Rows& rows, const Device& device, std::int64_t most_threads) {
   if (device.compute_capability < tuning::kAllKernelsFrom)
     return {{}, "rows held by a block need compute capability 8.0"};
-  std::int64_t threads;
-  if (const int vectors = vectors_under_way(problem, rows, device); vectors > 0) {
-    threads = threads_for(rows, vectors);
-  } else {
+  int vectors = vectors_under_way(problem, rows, device);
+  if (vectors == 0) {
     // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
     const bool most = rows.ragged() || threads_for(rows, rows.held) > most_threads;
-    threads = threads_for(rows, most ? rows.most_held : rows.held);
+    vectors = most ? rows.most_held : rows.held;
+    const std::int64_t threads = threads_for(rows, vectors);
     if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
+    if (tuning::thins_blocks(size_of(problem.source), problem.direction, problem.fused.any) &&
+        rows.count > tuning::kMaxBlock / threads * device.multiprocessors)
+      while (vectors > 1 && bytes_under_way(problem, rows, vectors - 1) >= tuning::kBlockLeastGradientBytes) --vectors;
   }
-  Plan plan = row_plan(Regime::block, rows, threads);
+  Plan plan = row_plan(Regime::block, rows, threads_for(rows, vectors));
   plan.block = plan.threads_per_row;
   plan.grid = rows.count;
   plan.why = "a row fits in the registers of a block";
@@ -470,11 +478,12 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   if (!plan) {
     const double registers = static_cast<double>(device.multiprocessors) * tuning::kMaxBlock * rows.most_cluster;
     const double fillings = static_cast<double>(rows.count * rows.vectors) / registers;
+    const int least = tuning::least_cluster(problem.direction);
     double most = 0;
-    for (int size = 2; size <= architecture.max_cluster; ++size) most = std::max(most, under_way(rows, size));
+    for (int size = least; size <= architecture.max_cluster; ++size) most = std::max(most, under_way(rows, size));
     // of those that come close to the most, the largest whose blocks are not too small
     int cluster = 0;
-    for (int size = 2; size <= architecture.max_cluster && most > 0; ++size)
+    for (int size = least; size <= architecture.max_cluster && most > 0; ++size)
       if (under_way(rows, size) >= tuning::cluster_fill(fillings) * most &&
           (cluster == 0 || tuning::rather_larger(size, threads_for(rows, size * rows.most_cluster), fillings)))
         cluster = size;
@@ -664,7 +673,7 @@ int most_phase_of_slabs(const Problem& problem, int vector) {
 bool slabs_may_fold(const Problem& problem, int vector) {
   const std::int64_t strip = strip_of(problem);
   if (problem.fused.any || problem.dim.rank != 1 || problem.inner.rank != 1 || problem.outer.rank > 1) return false;
-  if (problem.dim.size < vector) return false;
+  if (problem.source != problem.result || problem.dim.size < vector) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
     if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != strip) return false;
@@ -712,7 +721,8 @@ int vector_read_twice(const Problem& problem, const Device& device) {
   plan.vector = tuning::strided_vector(bytes, problem.fused.any);
   if (columns_are_vectors(problem, plan.vector)) return plan.vector;
   const bool folds =
-      tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector) &&
+      tuning::online_may_fold(bytes, size_of(problem.result), problem.fused.any) &&
+      slabs_may_fold(problem, plan.vector) &&
       problem.outer.size * fold_of(problem, plan).columns * state_bytes(problem) <= tuning::kWorkspaceBytes;
   return folds ? plan.vector : 1;
 }
@@ -1396,8 +1406,47 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   return plan;
 }
 
+// Whether a slab, dim times a few columns, is one run of memory in every operand, and begins where a vector may.
+bool columns_interleave(const Problem& problem, const Device& device) {
+  if (problem.fused.any || problem.dim.rank != 1 || problem.inner.rank != 1) return false;
+  if (device.compute_capability < tuning::kAllKernelsFrom) return false;
+  const std::int64_t columns = problem.inner.size;
+  if (columns > tuning::kVectorBytes ||
+      !tuning::may_interleave(size_of(problem.source), size_of(problem.result), static_cast<int>(columns)))
+    return false;
+  for (int operand = 0; operand < kWhole; ++operand) {
+    if (!problem.has(operand)) continue;
+    if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != columns) return false;
+    if (problem.misalignment[operand] % (columns * bytes_of(problem, operand)) != 0) return false;
+    for (int group = 0; group < problem.outer.rank; ++group)
+      if (problem.outer.groups[group].stride[operand] % columns != 0) return false;
+  }
+  return true;
+}
+
+// Whether columns that could be a row do better as such all the same.
+bool rather_columns(const Problem& problem, const Device& device) {
+  const std::int64_t slab_bytes = problem.dim.size * problem.inner.size * size_of(problem.source);
+  return size_of(problem.source) == 2 && problem.direction == Direction::forward &&
+         problem.outer.size < device.multiprocessors && slab_bytes < tuning::kInterleavedFewBytes;
+}
+
+// A plan for interleaved_rows(), for the problem that they come from.
+Plan interleaved(Plan plan, const Problem& problem) {
+  plan.interleaved = static_cast<int>(problem.inner.size);
+  plan.workspace_bytes *= plan.interleaved;
+  plan.why = plan.regime == Regime::cluster
+                 ? "columns that take turns in a row of memory, which a cluster of blocks holds"
+                 : "columns that take turns in a row of memory: blocks share it, states meet in a workspace";
+  return plan;
+}
+
 Offer offer_of(Regime regime, const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
+  if ((regime == Regime::cluster || regime == Regime::split) && columns_interleave(problem, device)) {
+    const Offer offer = offer_of(regime, interleaved_rows(problem), device, architecture);
+    return offer.plan ? Offer{interleaved(*offer.plan, problem)} : offer;
+  }
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
   if (!fused_steps_are_ints(problem.dim.groups[0])) return {{}, "the mask or the bias has elements 2^31 apart"};
   const Rows rows = rows_of(problem, device);
@@ -1412,6 +1461,14 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 }
 
 }  // namespace
+
+Problem interleaved_rows(const Problem& problem) {
+  Problem rows = problem;
+  rows.dim.size = rows.dim.groups[0].size = problem.dim.size * problem.inner.size;
+  for (std::int64_t& stride : rows.dim.groups[0].stride) stride = 1;
+  rows.inner = Axis{};
+  return rows;
+}
 
 int kept_steps(const Problem& problem, const Plan& plan) {
   return (plan.shared_bytes - states_bytes_of_teams(problem, plan)) / bytes_of_step(problem, plan);
@@ -1568,6 +1625,10 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     if (offer.plan) return *offer.plan;
     throw std::invalid_argument(std::string("the ") + name_of(*forced) + " regime cannot take " + to_string(problem) +
                                 ": " + offer.refusal);
+  }
+  if (columns_interleave(problem, device) && !rather_columns(problem, device)) {
+    const Plan plan = cuda_plan(interleaved_rows(problem), device, {});
+    if (plan.regime == Regime::cluster || plan.regime == Regime::split) return interleaved(plan, problem);
   }
   if (!problem.contiguous_rows() || !fused_steps_are_ints(problem.dim.groups[0]))
     return strided_plan(problem, device, architecture);

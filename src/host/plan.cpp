@@ -44,6 +44,7 @@ std::string to_string(const Plan& plan) {
        << (plan.regime == Regime::strided ? "column" : "row") << ", grid " << plan.grid << " × " << plan.block;
   if (plan.cluster > 1) text << " in clusters of " << plan.cluster;
   if (plan.splits > 1) text << ", " << plan.splits << " parts a row";
+  if (plan.interleaved > 1) text << ", " << plan.interleaved << " columns a row";
   if (plan.meets) text << ", all blocks at once";
   if (plan.shared_bytes > 0) text << ", " << plan.shared_bytes << " bytes of shared memory";
   if (plan.workspace_bytes > 0) text << ", " << plan.workspace_bytes << " bytes of workspace";

@@ -68,13 +68,23 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
 // A block that holds a row has all of it under way. What the blocks of a multiprocessor have together, 64 registers a
 // thread, should be enough for memory to be busy, and little more: it then lies close together. 512 MiB of float32 take
 // an H200 253 to 258 us at 70 to 84 KiB, to 259 at 96, to 262 at 112 to 128, but to 266 at 60 and 300 at 48; 16 bits,
-// which take more instructions a byte, 263 at 76 and 254 to 257 at 80 to 96. (Backward, which loads twice as much for
-// what it stores, and what is fused do as well by the fewest threads.) Widths of which no number of threads comes to
-// that go to clusters, as 16-bit rows of 38 to 40 KiB do between narrower and wider ones.
+// which take more instructions a byte, 263 at 76 and 254 to 257 at 80 to 96. (What is fused does as well by the fewest
+// threads.) Widths of which no number of threads comes to that go to clusters, as 16-bit rows of 38 to 40 KiB do
+// between narrower and wider ones.
 constexpr std::int64_t block_least_bytes(int source_bytes) { return (source_bytes == 2 ? 80 : 72) << 10; }
 inline constexpr std::int64_t kBlockMostBytes = 112 << 10;
 constexpr bool sizes_blocks(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && direction == Direction::forward && !fused;
+}
+
+// Backward, which loads twice as much for what it stores, holds what it can in the fewest threads, and does better by
+// more of them where these still have so much under way (512 MiB of 16 bits, 5120 wide: 368.8 us by blocks of 160
+// threads, which have 120 KiB, 366.4 by such of 224, which have 80; 7168 wide 368.5, 366.2; of float32, 3584 wide,
+// 368.6, 366.8; but of 16 bits, 8192 wide, 369.8 by 128 KiB, 380.2 by 64), unless rows are so few that all are under
+// way at once.
+inline constexpr std::int64_t kBlockLeastGradientBytes = 72 << 10;
+constexpr bool thins_blocks(int source_bytes, Direction direction, bool fused) {
+  return source_bytes < 8 && direction == Direction::backward && !fused;
 }
 
 // What a thread adds up by itself, it does in so many sums: each addition waits for the one before. More of float64,
@@ -305,6 +315,9 @@ constexpr double cluster_fill(double fillings) { return fillings < kClusterFewFi
 constexpr bool rather_larger(int cluster, std::int64_t threads, double fillings) {
   return threads >= kClusterThreads && (cluster <= kGpc / 2 || fillings < kClusterFewFillings);
 }
+// Of two blocks, backward, a multiprocessor would have as much, but in blocks of five warps: three of four take less
+// (512 MiB of float32, 5000 wide: 370.9 us, 368.5; of 16 bits, 9600 wide, 370.6, 365.9).
+constexpr int least_cluster(Direction direction) { return direction == Direction::backward ? 3 : 2; }
 // Half a GPC, rather than a block less, where each thread then has two vectors fewer: 16 bits, exponentiated twice, pay
 // for vectors that few threads have (512 MiB of bfloat16, 129280 wide: 267 us by clusters of 7 with 9.02 vectors a
 // thread, 262.5 by clusters of 8; of float32, 65536 wide, 259 and 260).
@@ -434,6 +447,19 @@ inline constexpr std::int64_t kFewRowsMinDim = 4096;  // narrower rows are laten
 // vectors that a thread of a split row has at least: less is launch latency
 inline constexpr std::int64_t kSplitMinVectors = 4;
 
+// Two columns that take turns in a row of memory are held, or read twice, as that row is where it would go to a
+// cluster, or be split. Kernels of columns have a state for each element of a vector, so that fewer vectors find room,
+// and none in shared memory (an H200 takes for 64 x 100000 x 2 of float32 32.9 us, as columns 41.4, of 16
+// bits 19.0, 23.5; of 142 such problems drawn at random, forward 12 % less, backward 20 and of 16 bits 10 %). Of four,
+// states leave too few registers: float32 takes 10 % more.
+constexpr bool may_interleave(int source_bytes, int result_bytes, int columns) {
+  return source_bytes == result_bytes && source_bytes < 8 && columns == 2;
+}
+// Forward, of 16 bits, so few slabs that each multiprocessor has one at most, and of fewer bytes, are words in clusters
+// of a few blocks, whose time is latency (26 x 20000 x 2: 4.4 us, 4.8; 65 x 8001 x 2: 4.5, 5.0; but 17 x 30003 x
+// 2: 5.4, 5.0).
+inline constexpr std::int64_t kInterleavedFewBytes = 96 << 10;
+
 // ---- strided ------------------------------------------------------------------------------------------------------
 
 // Columns held in registers, where 16 bytes of neighbouring ones are aligned. 16-byte vectors that a thread holds, of
@@ -525,13 +551,18 @@ constexpr ColumnsForm columns_form(int vector_bytes, int kernel) {
 constexpr int columns_word(int source_bytes) {
   return source_bytes < kColumnsWordBytes ? kColumnsWordBytes / source_bytes : 1;
 }
+// Not where results have another type: kernels that convert as well are large, and too few want them.
+constexpr bool columns_may_fold(int source_bytes, int result_bytes) {
+  return source_bytes <= 4 && source_bytes == result_bytes;
+}
 // How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
 // tiles, in shared memory, leave it them.
 constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, Direction direction, bool fused) {
   if (source_bytes == 8) return 0;
   if (are_vectors(vector_bytes)) {
     const bool has_many_threads = source_bytes == 4 && direction == Direction::forward;
-    return fused ? kFoldedKernel : has_many_threads ? kManyThreadsKernel + 1 : kManyThreadsKernel;
+    if (fused || !columns_may_fold(source_bytes, result_bytes)) return kFoldedKernel;
+    return has_many_threads ? kManyThreadsKernel + 1 : kManyThreadsKernel;
   }
   const bool short_results = source_bytes == 2 && result_bytes == 2;
   if (fused) return 0;
@@ -854,7 +885,9 @@ constexpr bool strided_online_folded_meets(int source_bytes, Direction direction
 
 // Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x
 // 257 of float32 164 us, as single columns 224; of 16 bits 99, 160).
-constexpr bool online_may_fold(int source_bytes, bool fused) { return source_bytes <= 4 && !fused; }
+constexpr bool online_may_fold(int source_bytes, int result_bytes, bool fused) {
+  return columns_may_fold(source_bytes, result_bytes) && !fused;
+}
 
 inline constexpr int kStridedOnlineSegments = 4;  // of a strip, at least, or they are shorter, down to a line
 // Lanes that have neighbouring columns: vectors, segments of 256 bytes, and twice as long where rows begin within

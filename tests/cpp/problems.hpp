@@ -430,7 +430,8 @@ std::map<std::string, int> run(
         (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
         (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
         (chosen.regime == Regime::strided && staggers_columns(chosen) ? ", staggered" : "") +
-        (chosen.meets ? ", meeting" : "") + (call.problem.fused.any ? ", fused" : ""));
+        (chosen.interleaved > 1 ? ", interleaved" : "") + (chosen.meets ? ", meeting" : "") +
+        (call.problem.fused.any ? ", fused" : ""));
     say("total");
   };
   auto runs = count_in_processes(cases.size() * std::size(pairs), [&](std::size_t unit, const auto& say) {

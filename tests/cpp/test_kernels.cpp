@@ -254,6 +254,17 @@ int main() {
                       {device}, 1000, launch,
                       [](const Plan& plan) { return !plan.staged && plan.shared_bytes > 0 && shares_first(plan); });
   CHECK(runs["cluster, clusters"] >= 10);
+  // two columns that take turns in a row, of slabs with gaps between them and without, that begin anywhere within
+  // vectors
+  runs = testing::run({{{2, 9001, 2}, {}, {1}, 2},
+                       {{3, 8002, 2}, {16010, 2, 1}, {1}},
+                       {{2, 100003, 2}, {}, {1}, 6},
+                       {{2, 2, 6000, 2}, {}, {2}, 0, true},
+                       {{5, 1201, 2}, {}, {1}, 4},
+                       {{3, 2003, 2}, {4014, 2, 1}, {1}, 2, true}},
+                      {device, small, ampere}, 1, launch);
+  CHECK(runs["cluster, clusters, interleaved"] > 20);
+  CHECK(runs["split, interleaved"] > 20);
   // columns that are long for the shared memory of a block, and fold into vectors, of slabs that begin anywhere
   const std::vector<testing::Case> long_columns{
       {{2, 9000, 33}, {}, {1}},     {{1, 9001, 7}, {}, {1}, 3},       {{2, 13000, 2}, {26003, 2, 1}, {1}, 1},
