@@ -292,14 +292,13 @@ def test_columns_take_turns_only_where_a_row_of_them_is_whole() -> None:
         assert plan(**problem, device=device, regime=regime).interleaved == 2
     with pytest.raises(ValueError, match="not neighbours in memory"):
         plan(**problem, device=device, regime="online")
-    shape, x = (64, 100_000, 2), torch.empty(64 * 100_000 * 2 + 8, device="meta")
+    shape = (64, 100_000, 2)
     for view in (
-        x[1:-7].view(shape),  # begins within a pair
+        torch.empty(64 * 100_000 * 2 + 1)[1:].view(shape),  # begins within a pair
         torch.empty(64, 100_000, 3, device="meta")[:, :, :2],  # there is something between pairs
-        torch.empty(2, 100_000, 64, device="meta").movedim(0, 2).movedim(0, 1).movedim(0, 1),
+        torch.empty(2, 100_000, 64, device="meta").permute(2, 1, 0),  # columns are not neighbours
     ):
         assert ndsoftmax.explain(view, 1, device="H200").regime == "strided"
-    assert ndsoftmax.explain(x[2:-6].view(shape), 1, device="H200").interleaved == 2
     assert ndsoftmax.explain(shape, 1, mask=(1, 100_000, 1), device="H200").interleaved == 1
     assert ndsoftmax.explain(shape, 1, device="T4").interleaved == 1
 
@@ -504,7 +503,7 @@ def test_few_threads_hold_whole_vectors_where_that_takes_less(shape: tuple[int, 
     ("shape", "dtype", "most"),
     [
         ((1536, 197, 197), torch.bfloat16, 5),
-        ((64, 100_000, 2), torch.float32, 10),
+        ((64, 100_000, 3), torch.float32, 10),
         ((300, 5000, 49), torch.float32, 10),
         ((128, 30_000, 9), torch.bfloat16, 10),
     ],

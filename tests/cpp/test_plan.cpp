@@ -171,7 +171,7 @@ int main() {
   // many tiles in clusters of any size, of which most blocks are under way, few in larger ones
   CHECK(plan(problem(25, 577, 1001), gpu(90)).cluster == 5);
   CHECK(plan(problem(1, 577, 1001), gpu(90)).cluster == 8);
-  CHECK(plan(problem(64, 100000, 2, DType::float16), gpu(90)).cluster == 12);
+  CHECK(plan(problem(40, 50000, 8, DType::float16), gpu(90)).cluster == 10);
   const Plan folded = plan(problem(256, 132, 131), gpu(80));
   CHECK(!folded.staged && folded.vector == 4 && folded.passes == 1);
   // of 16 bits one by one, where a thread has all of few elements, or shifted words; of short strips whole ones, or
