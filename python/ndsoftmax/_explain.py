@@ -120,9 +120,10 @@ class Explanation:
             place = _count(self.registers, "register") if self.registers else "shared memory"
             if self.regime == "cluster" and self.registers and self.shared_bytes > 0:
                 place += ", or in shared memory"
+            columns = f" of {self.interleaved} columns" if self.interleaved > 1 else ""
             lines["thread"] = (
                 f"{self.items} × {self.vector} elements of a {each} in {place}, "
-                f"{_count(self.threads_per_row, 'thread')} a {each}"
+                f"{_count(self.threads_per_row, 'thread')} a {each}{columns}"
             )
             lines["grid"] = f"{_count(self.grid, 'block')} × {_count(self.block, 'thread')}" + (
                 f" in clusters of {self.cluster}" if self.cluster > 1 else ", all at once" if self.meets else ""

@@ -360,7 +360,7 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
         plan, [&](auto vectors) { launch_grid<cluster_row<Operation, vectors>>(arguments, plan, pointers, stream); });
   };
   if (plan.interleaved > 1)
-    visit_interleaved(problem, plan.interleaved, launch);
+    visit_interleaved(problem, launch);
   else
     visit_masked_operation(problem, launch);
 }

@@ -66,14 +66,14 @@ void visit_told(const Problem& problem, Visitor&& visitor) {
   throw std::logic_error("no kernel is compiled for " + std::to_string(value));
 }
 
-// Calls visitor.operator()<Operation>() likewise, with an operation of so many columns, which take turns in a row.
+// Calls visitor.operator()<Operation>() likewise, with an operation of columns that take turns in a row.
 template <typename Visitor>
-void visit_interleaved(const Problem& problem, int columns, Visitor&& visitor) {
+void visit_interleaved(const Problem& problem, Visitor&& visitor) {
   visit_operation<false>(problem, [&]<typename Of>() {
-    constexpr int kBytes = sizeof(typename Of::Source), kResultBytes = sizeof(typename Of::Result);
-    if constexpr (tuning::may_interleave(kBytes, kResultBytes, 2))
-      if (columns == 2) return visitor.template operator()<Interleaved<Of, 2>>();
-    no_kernel_for(columns);
+    if constexpr (tuning::may_interleave(sizeof(typename Of::Source), sizeof(typename Of::Result)))
+      visitor.template operator()<Interleaved<Of, tuning::kInterleavedColumns>>();
+    else
+      throw std::logic_error("no kernel has columns of such elements take turns");
   });
 }
 

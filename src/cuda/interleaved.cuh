@@ -105,7 +105,7 @@ struct Interleaved : Of {
   static_assert(!Of::kFused);
   static constexpr bool kForward = Of::kDirection == Direction::forward;
 
-  // A team that is for the thread itself to meet with others.
+  // A team of one thread: what it has meets that of others, of all columns at once, after that.
   struct Alone {
     template <typename Real>
     __device__ __forceinline__ Real sum(Real x) const {

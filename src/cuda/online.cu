@@ -216,7 +216,7 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
     launch_grid<split_write<Operation>>(arguments, write, pointers, stream);
   };
   if (plan.interleaved > 1)
-    visit_interleaved(problem, plan.interleaved, launch);
+    visit_interleaved(problem, launch);
   else
     visit_operation(problem, launch);
 }

@@ -540,7 +540,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       more.add(operation, rest);
       operation.total(rest, team);
       held = operation.template exponentiated<kVectors, kVector, kVector, false>(terms, kVectors, held, team);
-      operation.add(held, rest);
+      operation.add(held, rest);  // whose maxima are the same
     } else {
       row[r].resolved_terms(raw[r], first, step, live, terms);
       held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, live, team);

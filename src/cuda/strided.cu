@@ -1299,7 +1299,7 @@ void launch_strided(const Problem& problem, const Plan& plan, const Pointers& po
       return with(kColumns > 1 && plan.vector == kColumns ? launch_tile<Operation, kColumns>
                                                           : launch_tile<Operation, 1>);
     }
-    if constexpr (tuning::online_may_fold(sizeof(Source), sizeof(typename Operation::Result), Operation::kFused))
+    if constexpr (tuning::online_may_fold(sizeof(Source), Operation::kFused))
       if (fold_of(problem, plan).folds) return with(launch_online<Operation, kVector, true>);
     with(plan.vector == kVector ? launch_online<Operation, kVector, false> : launch_online<Operation, 1, false>);
   });

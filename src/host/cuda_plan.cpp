@@ -382,11 +382,12 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
       plan.cluster = cluster;
       plan.block = static_cast<int>(threads_for(rows, cluster * plan.items));
       plan.threads_per_row = cluster * plan.block;
-      const int part = plan.block * plan.items, bytes = sources_of(problem) * tuning::kVectorBytes;
+      const std::int64_t part = std::int64_t{plan.block} * plan.items;
+      const int bytes = sources_of(problem) * tuning::kVectorBytes;
       const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / resident) / bytes;
       const bool last = resident == 1 && cluster == architecture.max_cluster;
-      if (room < (last ? tuning::kClusterLeastSlots : tuning::kClusterSlots) * part) continue;
-      plan.run = std::min(room, tuning::kClusterSlots * part);
+      if (room < (last ? tuning::kClusterLeastSlots : tuning::kClusterSlots) * static_cast<double>(part)) continue;
+      plan.run = static_cast<int>(std::min<std::int64_t>(room, tuning::kClusterSlots * part));
       plan.shared_bytes = plan.run * bytes;
       const int clusters = resident * std::max(tuning::resident_clusters(device.multiprocessors, cluster), 1);
       if (resident > 1 && rows.count < tuning::kClusterTurns * clusters) return {};
@@ -478,7 +479,8 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
   if (!plan) {
     const double registers = static_cast<double>(device.multiprocessors) * tuning::kMaxBlock * rows.most_cluster;
     const double fillings = static_cast<double>(rows.count * rows.vectors) / registers;
-    const int least = tuning::least_cluster(problem.direction);
+    int least = tuning::rather_at_least(size_of(problem.source), problem.direction, problem.fused.any);
+    if (under_way(rows, least) == 0) least = 2;  // its blocks would be too small, or too large
     double most = 0;
     for (int size = least; size <= architecture.max_cluster; ++size) most = std::max(most, under_way(rows, size));
     // of those that come close to the most, the largest whose blocks are not too small
@@ -673,7 +675,7 @@ int most_phase_of_slabs(const Problem& problem, int vector) {
 bool slabs_may_fold(const Problem& problem, int vector) {
   const std::int64_t strip = strip_of(problem);
   if (problem.fused.any || problem.dim.rank != 1 || problem.inner.rank != 1 || problem.outer.rank > 1) return false;
-  if (problem.source != problem.result || problem.dim.size < vector) return false;
+  if (problem.dim.size < vector) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
     if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != strip) return false;
@@ -721,8 +723,7 @@ int vector_read_twice(const Problem& problem, const Device& device) {
   plan.vector = tuning::strided_vector(bytes, problem.fused.any);
   if (columns_are_vectors(problem, plan.vector)) return plan.vector;
   const bool folds =
-      tuning::online_may_fold(bytes, size_of(problem.result), problem.fused.any) &&
-      slabs_may_fold(problem, plan.vector) &&
+      tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector) &&
       problem.outer.size * fold_of(problem, plan).columns * state_bytes(problem) <= tuning::kWorkspaceBytes;
   return folds ? plan.vector : 1;
 }
@@ -1406,13 +1407,14 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   return plan;
 }
 
-// Whether a slab, dim times a few columns, is one run of memory in every operand, and begins where a vector may.
+// Whether a slab, dim times two columns, is one run of memory in every operand, and begins at a multiple of their size:
+// then the k-th element of each of its vectors is of the same column.
 bool columns_interleave(const Problem& problem, const Device& device) {
-  if (problem.fused.any || problem.dim.rank != 1 || problem.inner.rank != 1) return false;
-  if (device.compute_capability < tuning::kAllKernelsFrom) return false;
-  const std::int64_t columns = problem.inner.size;
-  if (columns > tuning::kVectorBytes ||
-      !tuning::may_interleave(size_of(problem.source), size_of(problem.result), static_cast<int>(columns)))
+  constexpr int columns = tuning::kInterleavedColumns;
+  if (problem.fused.any || problem.dim.rank != 1 || problem.inner.rank != 1 || problem.inner.size != columns)
+    return false;
+  if (device.compute_capability < tuning::kInterleavedFrom ||
+      !tuning::may_interleave(size_of(problem.source), size_of(problem.result)))
     return false;
   for (int operand = 0; operand < kWhole; ++operand) {
     if (!problem.has(operand)) continue;
@@ -1432,12 +1434,12 @@ bool rather_columns(const Problem& problem, const Device& device) {
 }
 
 // A plan for interleaved_rows(), for the problem that they come from.
-Plan interleaved(Plan plan, const Problem& problem) {
-  plan.interleaved = static_cast<int>(problem.inner.size);
+Plan interleaved(Plan plan) {
+  plan.interleaved = tuning::kInterleavedColumns;
   plan.workspace_bytes *= plan.interleaved;
   plan.why = plan.regime == Regime::cluster
-                 ? "columns that take turns in a row of memory, which a cluster of blocks holds"
-                 : "columns that take turns in a row of memory: blocks share it, states meet in a workspace";
+                 ? "two columns take turns in a row of memory, which a cluster of blocks holds"
+                 : "two columns take turns in a row of memory: blocks share it, states meet in a workspace";
   return plan;
 }
 
@@ -1445,7 +1447,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
   if ((regime == Regime::cluster || regime == Regime::split) && columns_interleave(problem, device)) {
     const Offer offer = offer_of(regime, interleaved_rows(problem), device, architecture);
-    return offer.plan ? Offer{interleaved(*offer.plan, problem)} : offer;
+    return offer.plan ? Offer{interleaved(*offer.plan)} : offer;
   }
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
   if (!fused_steps_are_ints(problem.dim.groups[0])) return {{}, "the mask or the bias has elements 2^31 apart"};
@@ -1628,7 +1630,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   }
   if (columns_interleave(problem, device) && !rather_columns(problem, device)) {
     const Plan plan = cuda_plan(interleaved_rows(problem), device, {});
-    if (plan.regime == Regime::cluster || plan.regime == Regime::split) return interleaved(plan, problem);
+    if (plan.regime == Regime::cluster || plan.regime == Regime::split) return interleaved(plan);
   }
   if (!problem.contiguous_rows() || !fused_steps_are_ints(problem.dim.groups[0]))
     return strided_plan(problem, device, architecture);

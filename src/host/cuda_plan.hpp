@@ -59,7 +59,7 @@ inline bool shares_first(const Plan& plan) {
   return plan.passes == 1 && tuning::shared_vectors_first(plan.block, plan.shared_bytes);
 }
 
-// Columns that take turns in a row of memory, all of it: as that row, for a plan whose `interleaved` is their number.
+// The same problem with dim times its columns taken for one row: what a plan that has `interleaved` columns is for.
 Problem interleaved_rows(const Problem& problem);
 
 // The rows, in the order in which blocks take them: those of `outer`, or, where Plan::together, first those that share

@@ -81,7 +81,7 @@ constexpr bool sizes_blocks(int source_bytes, Direction direction, bool fused) {
 // more of them where these still have so much under way (512 MiB of 16 bits, 5120 wide: 368.8 us by blocks of 160
 // threads, which have 120 KiB, 366.4 by such of 224, which have 80; 7168 wide 368.5, 366.2; of float32, 3584 wide,
 // 368.6, 366.8; but of 16 bits, 8192 wide, 369.8 by 128 KiB, 380.2 by 64), unless rows are so few that all are under
-// way at once.
+// way at once. So do rows that begin anywhere (4811 wide 372.3, 367.5).
 inline constexpr std::int64_t kBlockLeastGradientBytes = 72 << 10;
 constexpr bool thins_blocks(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && direction == Direction::backward && !fused;
@@ -281,15 +281,15 @@ constexpr WarpLayout warp_layout(int log2_dim, int vector) {
 
 struct Architecture {
   int from_compute_capability;
-  int block_threads;  // of a block that holds a row at most, but for those that kBlockMostBytes admits; wider rows:
-                      // clusters
+  int block_threads;  // of a block that holds a row at most, with as many vectors a thread as find room, but for those
+                      // that kBlockMostBytes admits; wider rows: clusters
   int max_cluster;    // 1: no clusters
 };
 
 // Walked from the newest. sm_90 and later: blocks of at most 256 threads, four of which share a multiprocessor, so that
-// some load while others exponentiate and store (larger ones, of which two do, where kBlockMostBytes admits them);
-// wider rows are cut over a cluster of blocks. 16 blocks is more than portable clusters have (8), and every sm_90 and
-// sm_100 part allows it; sm_120 has 8.
+// some load while others exponentiate and store (larger ones, of which two or three do, where kBlockMostBytes or
+// kBlockLeastGradientBytes admit them); wider rows are cut over a cluster of blocks. 16 blocks is more than portable
+// clusters have (8), and every sm_90 and sm_100 part allows it; sm_120 has 8.
 inline constexpr Array kArchitectures{
     Architecture{.from_compute_capability = 120, .block_threads = 256, .max_cluster = 8},
     Architecture{.from_compute_capability = 90, .block_threads = 256, .max_cluster = 16},
@@ -315,9 +315,11 @@ constexpr double cluster_fill(double fillings) { return fillings < kClusterFewFi
 constexpr bool rather_larger(int cluster, std::int64_t threads, double fillings) {
   return threads >= kClusterThreads && (cluster <= kGpc / 2 || fillings < kClusterFewFillings);
 }
-// Of two blocks, backward, a multiprocessor would have as much, but in blocks of five warps: three of four take less
-// (512 MiB of float32, 5000 wide: 370.9 us, 368.5; of 16 bits, 9600 wide, 370.6, 365.9).
-constexpr int least_cluster(Direction direction) { return direction == Direction::backward ? 3 : 2; }
+// Backward, where clusters of two blocks have most under way, their blocks are of five warps: clusters of three blocks
+// of four warps take less (512 MiB of float32, 5000 wide: 370.9 us, 368.5; of 16 bits, 9600 wide, 370.6, 365.9).
+constexpr int rather_at_least(int source_bytes, Direction direction, bool fused) {
+  return source_bytes < 8 && direction == Direction::backward && !fused ? 3 : 2;
+}
 // Half a GPC, rather than a block less, where each thread then has two vectors fewer: 16 bits, exponentiated twice, pay
 // for vectors that few threads have (512 MiB of bfloat16, 129280 wide: 267 us by clusters of 7 with 9.02 vectors a
 // thread, 262.5 by clusters of 8; of float32, 65536 wide, 259 and 260).
@@ -449,15 +451,16 @@ inline constexpr std::int64_t kSplitMinVectors = 4;
 
 // Two columns that take turns in a row of memory are held, or read twice, as that row is where it would go to a
 // cluster, or be split. Kernels of columns have a state for each element of a vector, so that fewer vectors find room,
-// and none in shared memory (an H200 takes for 64 x 100000 x 2 of float32 32.9 us, as columns 41.4, of 16
-// bits 19.0, 23.5; of 142 such problems drawn at random, forward 12 % less, backward 20 and of 16 bits 10 %). Of four,
-// states leave too few registers: float32 takes 10 % more.
-constexpr bool may_interleave(int source_bytes, int result_bytes, int columns) {
-  return source_bytes == result_bytes && source_bytes < 8 && columns == 2;
+// and none in shared memory (in one run, an H200 took for 64 x 100000 x 2 of float32 32.6 us, as columns 41.4, of 16
+// bits 19.1, 23.5; for 142 such problems drawn at random, forward 12 % less, backward 20 and of 16 bits 10 %). Of four,
+// states leave too few registers: float32 takes 10 % more. Unmeasured where there are no clusters.
+inline constexpr int kInterleavedColumns = 2;
+inline constexpr int kInterleavedFrom = 90;  // compute capability
+constexpr bool may_interleave(int source_bytes, int result_bytes) {
+  return source_bytes == result_bytes && source_bytes < 8;
 }
-// Forward, of 16 bits, so few slabs that each multiprocessor has one at most, and of fewer bytes, are words in clusters
-// of a few blocks, whose time is latency (26 x 20000 x 2: 4.4 us, 4.8; 65 x 8001 x 2: 4.5, 5.0; but 17 x 30003 x
-// 2: 5.4, 5.0).
+// Forward, of 16 bits, fewer slabs than multiprocessors, and of fewer bytes, are words in clusters of a few blocks,
+// whose time is latency (26 x 20000 x 2: 4.4 us, 4.8; 65 x 8001 x 2: 4.5, 5.0; but 17 x 30003 x 2: 5.4, 5.0).
 inline constexpr std::int64_t kInterleavedFewBytes = 96 << 10;
 
 // ---- strided ------------------------------------------------------------------------------------------------------
@@ -478,8 +481,8 @@ inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7},  ColumnsKern
 // the smaller one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197
 // take an H100 128 us in clusters of five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38,
 // 52, as tiles 55), but where that has no room rather the larger one than tiles in clusters of a GPC or to read twice,
-// if its blocks fill the GPU (of float32, 64 x 100000 x 2: 73 us, 95; 300 x 5000 x 49 365, 654; of 16 bits, an H200
-// takes for 50 x 4000 x 51 31.6, 41).
+// if its blocks fill the GPU (of float32, 300 x 5000 x 49: 365 us, 654; of 16 bits, an H200 takes for 50 x 4000 x 51
+// 31.6, 41).
 inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel = 5;
 // The last one has 64 registers, and a multiprocessor 1024 threads of it, each with 128 bytes of four columns: as many
 // bytes as 512 threads hold of 256, but twice as many warps, of which some load while others compute, or wait for each
@@ -551,18 +554,13 @@ constexpr ColumnsForm columns_form(int vector_bytes, int kernel) {
 constexpr int columns_word(int source_bytes) {
   return source_bytes < kColumnsWordBytes ? kColumnsWordBytes / source_bytes : 1;
 }
-// Not where results have another type: kernels that convert as well are large, and too few want them.
-constexpr bool columns_may_fold(int source_bytes, int result_bytes) {
-  return source_bytes <= 4 && source_bytes == result_bytes;
-}
 // How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
 // tiles, in shared memory, leave it them.
 constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, Direction direction, bool fused) {
   if (source_bytes == 8) return 0;
   if (are_vectors(vector_bytes)) {
     const bool has_many_threads = source_bytes == 4 && direction == Direction::forward;
-    if (fused || !columns_may_fold(source_bytes, result_bytes)) return kFoldedKernel;
-    return has_many_threads ? kManyThreadsKernel + 1 : kManyThreadsKernel;
+    return fused ? kFoldedKernel : has_many_threads ? kManyThreadsKernel + 1 : kManyThreadsKernel;
   }
   const bool short_results = source_bytes == 2 && result_bytes == 2;
   if (fused) return 0;
@@ -885,9 +883,7 @@ constexpr bool strided_online_folded_meets(int source_bytes, Direction direction
 
 // Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x
 // 257 of float32 164 us, as single columns 224; of 16 bits 99, 160).
-constexpr bool online_may_fold(int source_bytes, int result_bytes, bool fused) {
-  return columns_may_fold(source_bytes, result_bytes) && !fused;
-}
+constexpr bool online_may_fold(int source_bytes, bool fused) { return source_bytes <= 4 && !fused; }
 
 inline constexpr int kStridedOnlineSegments = 4;  // of a strip, at least, or they are shorter, down to a line
 // Lanes that have neighbouring columns: vectors, segments of 256 bytes, and twice as long where rows begin within

@@ -262,12 +262,12 @@ int main() {
                        {{2, 2, 6000, 2}, {}, {2}, 0, true},
                        {{5, 1201, 2}, {}, {1}, 4},
                        {{3, 2003, 2}, {4014, 2, 1}, {1}, 2, true}},
-                      {device, small, ampere}, 1, launch);
+                      {device, small, blackwell}, 1, launch);
   CHECK(runs["cluster, clusters, interleaved"] > 20);
   CHECK(runs["split, interleaved"] > 20);
   // columns that are long for the shared memory of a block, and fold into vectors, of slabs that begin anywhere
   const std::vector<testing::Case> long_columns{
-      {{2, 9000, 33}, {}, {1}},     {{1, 9001, 7}, {}, {1}, 3},       {{2, 9000, 6}, {54005, 6, 1}, {1}, 1},
+      {{2, 9000, 33}, {}, {1}},     {{1, 9001, 7}, {}, {1}, 3},       {{2, 13000, 2}, {26003, 2, 1}, {1}, 1},
       {{2, 7000, 8}, {}, {1}, 1},   {{3, 8000, 21}, {}, {1}, 5},      {{1, 20001, 1, 3}, {}, {1}},
       {{2, 4001, 300}, {}, {1}, 7}, {{1, 4000, 3}, {}, {1}, 2, true}, {{2, 6007, 16}, {}, {1}},
       {{1, 9005, 64}, {}, {1}},     {{4500, 128}, {}, {0}},           {{1, 4800, 3, 24}, {}, {1}}};
@@ -293,6 +293,6 @@ int main() {
   const std::vector<testing::Case> turns{
       {{600, 257}, {}, {1}}, {{5, 120, 257}, {}, {2}}, {{2100, 33}, {}, {1}}, {{3, 170, 198}, {}, {2}}};
   CHECK(testing::run(turns, {small}, 5, launch)["warp, fused"] > 10);
-  CHECK_EQUAL(cuda::kernels_compiled(), 1000);  // more of them take longer to compile: is it worth it?
+  CHECK_EQUAL(cuda::kernels_compiled(), 1018);  // more of them take longer to compile: is it worth it?
   return summary();
 }
