@@ -409,10 +409,10 @@ def test_two_columns_that_take_turns_in_a_row(
     assert ndsoftmax.explain(x, 1, log=log, backward=True).interleaved == 2 or dim == 400_000
     monkeypatch.setenv("NDSOFTMAX_REGIME", "split" if chosen.regime == "split" else "cluster")
     for offset in (0, 2, 6):  # in place, so that slabs begin alike: anywhere within vectors, but not within a pair
-        x, given = (copy[offset : offset + size].view(outer, dim, 2) for copy in (memory.clone(), memory))
+        copies = memory, memory.clone(), memory.clone()
+        given, x, again = (copy[offset : offset + size].view(outer, dim, 2) for copy in copies)
         assert function(x, 1, out=x) is x
         assert_forward(x, given, 1, log=log)
-        again = given.clone() if offset == 0 else memory.clone()[offset : offset + size].view(outer, dim, 2)
         assert torch.equal(function(again, 1, out=again), x)
     special = given.clone()
     special[0, 5, 0], special[0, 9, 1], special[-1, :, 0] = torch.nan, torch.inf, -torch.inf

@@ -1416,14 +1416,9 @@ bool columns_interleave(const Problem& problem, const Device& device) {
   if (device.compute_capability < tuning::kInterleavedFrom ||
       !tuning::may_interleave(size_of(problem.source), size_of(problem.result)))
     return false;
-  for (int operand = 0; operand < kWhole; ++operand) {
-    if (!problem.has(operand)) continue;
-    if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != columns) return false;
-    if (problem.misalignment[operand] % (columns * bytes_of(problem, operand)) != 0) return false;
-    for (int group = 0; group < problem.outer.rank; ++group)
-      if (problem.outer.groups[group].stride[operand] % columns != 0) return false;
-  }
-  return true;
+  for (int operand = 0; operand < kWhole; ++operand)
+    if (problem.has(operand) && problem.dim.groups[0].stride[operand] != columns) return false;
+  return columns_are_vectors(problem, columns);
 }
 
 // Whether columns that could be a row do better as such all the same.
