@@ -51,6 +51,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((2, 40, 204), 1, (None,), 1),  # of 16 bits, halves of vectors
     ((3, 600, 100), 1, (None,), 1),  # over clusters
     ((5, 300, 36), 1, (None,), 1),  # whole strips of them
+    ((1600, 900, 20), 1, (None,), 1),  # which shared memory has a part of, forward
+    ((100, 330, 416), 1, (None,), 1),  # and backward
     ((16, 20_001, 9), 1, (None,), 1),  # backward by threads that have more
     ((1, CLUSTERS_OF_16[3], 33), 1, (None,), 1),  # or, backward and of 32 bits, read twice
     ((1, 200_001, 24), 1, (None,), 1),  # whose blocks meet between the passes

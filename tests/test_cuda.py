@@ -117,6 +117,27 @@ def test_columns_over_clusters_of_any_size(dim: int, inner: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("outer", "dim", "inner"),
+    [
+        (1, 16_384, 2048),
+        (2000, 900, 20),  # whole strips
+        (1300, 499, 88),
+        (27, 1138, 1532),  # tiles that overlap
+        (1, 5367, 6200),
+        (130, 4095, 256),  # backward, too
+        (401, 3001, 32),
+    ],
+)
+def test_columns_of_which_shared_memory_has_a_part(
+    outer: int, dim: int, inner: int, dtype: torch.dtype, log: bool
+) -> None:
+    assert ndsoftmax.explain((outer, dim, inner), 1, dtype=dtype, device="H200").shared_items > 0
+    assert_forward_and_backward(normal((outer, dim, inner)).to(dtype).requires_grad_(), log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("inner", [120_001, 60_003, 90_002])
 @pytest.mark.parametrize("dim", [3, 4, 7, 12, 13, 17, 20, 21, 24, 31])

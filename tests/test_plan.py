@@ -454,8 +454,6 @@ def test_columns_are_folded_in_less_than_a_mebibyte(shape: tuple[int, ...], back
         ((8, 1500, 640), 1, 6, 64, 4),
         ((10, 600, 4096), 1, 10, 64, 1),
         ((4, 8192, 512), 1, 8, 64, 16),
-        ((4, 9000, 2048), 1, 18, 64, 8),  # of so many waves that larger clusters would wait
-        ((16_384, 2048), 0, 16, 64, 16),  # which would have room for a sector alone
         ((16, 300, 1000), 1, 19, 128, 1),  # rows that begin within sectors, in longer segments
     ],
 )
@@ -473,8 +471,8 @@ def test_threads_rather_hold_less_of_16_bits(
     ("shape", "dim", "dtype", "segment", "cluster"),
     [
         ((32, 2048, 2048), 1, torch.float32, 128, 8),
-        ((32, 2048, 2048), 1, torch.float16, 128, 8),
-        ((32, 1500, 2048), 1, torch.bfloat16, 128, 6),
+        ((12, 2048, 2048), 1, torch.float16, 128, 8),
+        ((10, 1500, 2048), 1, torch.bfloat16, 128, 7),
         ((512, 65_536), 0, torch.float32, 128, 2),
         ((512, 65_536), 0, torch.bfloat16, 128, 2),
         ((2048, 1024, 8), 1, torch.bfloat16, 16, 1),
@@ -489,6 +487,48 @@ def test_many_threads_have_four_columns_each(
     assert chosen.items * chosen.vector * dtype.itemsize <= 128
     columns = chosen.outer * chosen.inner // (chosen.grid // chosen.cluster)  # of a tile
     assert columns * dtype.itemsize == segment
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "backward", "items", "shared", "segment", "cluster"),
+    [
+        ((16_384, 2048), 0, False, 32, 16, 64, 16),
+        ((32, 2048, 2048), 1, False, 32, 16, 128, 4),
+        ((100, 800, 800), 1, False, 25, 9, 128, 2),
+        ((2000, 900, 20), 1, False, 32, 16, 40, 1),  # whole strips
+        ((128, 4096, 256), 1, True, 16, 8, 128, 16),
+    ],
+)
+def test_threads_share_long_columns_of_16_bits_with_shared_memory(
+    shape: tuple[int, ...], dim: int, backward: bool, items: int, shared: int, segment: int, cluster: int
+) -> None:
+    chosen = ndsoftmax.explain(shape, dim, dtype=torch.bfloat16, device="H200", backward=backward)
+    assert (chosen.vector, chosen.passes, chosen.cluster) == (4, 1, cluster)
+    assert (chosen.items, chosen.shared_items, chosen.registers) == (items, shared, 32)
+    assert chosen.outer * chosen.inner // (chosen.grid // chosen.cluster) * 2 == segment
+    assert chosen.shared_bytes >= chosen.shared_items * chosen.vector * 2 * (2 if backward else 1) * chosen.block
+    assert 4 * 256 // chosen.block * (chosen.shared_bytes + 1024) <= 228 * 1024  # of a multiprocessor
+    assert "in registers and shared memory" in chosen.why
+    assert "in 32 registers, or in shared memory" in str(chosen)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "device", "backward"),
+    [
+        ((32, 2048, 2048), torch.float32, "H200", False),
+        ((64, 64, 65_536), torch.bfloat16, "H200", False),  # a block holds a column
+        ((4, 4096, 1024), torch.bfloat16, "H200", False),  # too few waves
+        ((204, 1384, 116), torch.bfloat16, "H200", False),  # too few for half as many blocks
+        ((40, 1000, 1000), torch.bfloat16, "H200", True),  # tiles would overlap
+        ((32, 2048, 2048), torch.bfloat16, "A100", False),  # has no clusters to spare
+    ],
+    ids=str,
+)
+def test_registers_alone_hold_other_columns(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str, backward: bool
+) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device=device, backward=backward)
+    assert chosen.shared_items == 0
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -507,7 +547,6 @@ def test_columns_of_16_bits_that_8_bytes_divide_are_no_words(inner: int, backwar
         ((12, 197, 64), torch.bfloat16),  # too few for all multiprocessors
         ((16, 80, 160, 160), torch.bfloat16),  # no threads have to meet
         ((301_072, 15, 8), torch.bfloat16),  # neighbours would not fill lines
-        ((2, 12_000, 2048), torch.bfloat16),  # clusters would be larger
         ((20, 5840, 384), torch.float32),
         ((512, 577, 64), torch.bfloat16),
     ],

@@ -51,6 +51,7 @@ struct Plan {
   int log2_dim = 0;    // warp, not staged: of the row, rounded up to a power of two, but at most 11
   int vector = 1;      // elements moved by one access; strided: columns that a thread works on at once
   int items = 1;       // accesses a thread holds in registers; cluster: and in shared_bytes, if there are any
+  int shared_items = 0;  // strided: of these, those that it has in shared_bytes
   int threads_per_row =
       1;  // warp: lanes; block: threads; cluster: threads of all its blocks; strided: along dim, also of all
   int rows_per_block = 1;   // strided: columns

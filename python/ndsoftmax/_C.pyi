@@ -46,6 +46,7 @@ class Plan:
     splits: int
     run: int
     interleaved: int
+    shared_items: int
     shared_bytes: int
     workspace_bytes: int
     passes: int

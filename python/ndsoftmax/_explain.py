@@ -64,6 +64,8 @@ class Explanation:
     vector, items, threads_per_row, grid, block, cluster, splits, staged, meets, shared_bytes, workspace_bytes
         The shape of the launch, and the memory that it takes; `meets`: all blocks run at once, and meet between two
         passes.
+    shared_items : int
+        Of a column's `items`, those that a thread has in shared memory.
     interleaved : int
         Columns that take turns in a row of memory, and are taken for one.
     registers : int or None
@@ -85,6 +87,7 @@ class Explanation:
     inner: int
     vector: int
     items: int
+    shared_items: int
     threads_per_row: int
     grid: int
     block: int
@@ -118,7 +121,7 @@ class Explanation:
             lines["work"] = f"{_count(self.grid, 'task')}, vectors of {self.vector}"
         else:
             place = _count(self.registers, "register") if self.registers else "shared memory"
-            if self.regime == "cluster" and self.registers and self.shared_bytes > 0:
+            if self.registers and (self.shared_items or (self.regime == "cluster" and self.shared_bytes > 0)):
                 place += ", or in shared memory"
             columns = f" of {self.interleaved} columns" if self.interleaved > 1 else ""
             lines["thread"] = (
@@ -250,7 +253,7 @@ def explain(
     sources = source.itemsize * (2 if backward else 1)
     moved = math.ceil(described.numel() * sources * _reached(described.shape, as_causal(causal)))
     moved += described.numel() * result.itemsize + _stored_bytes(mask) + _stored_bytes(bias)
-    items = plan.items
+    items = plan.items - plan.shared_items
     if plan.regime == "cluster" and plan.shared_bytes > 0:  # all of them are in shared memory, or some
         items = 0 if plan.staged else items - plan.shared_bytes // (plan.block * plan.vector * source.itemsize)
     registers = items * (2 if backward else 1) * math.ceil(plan.vector * source.itemsize / 4)

@@ -517,6 +517,7 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("splits", [](const Planned& p) { return p.plan.splits; })
       .def_property_readonly("run", [](const Planned& p) { return p.plan.run; })
       .def_property_readonly("interleaved", [](const Planned& p) { return p.plan.interleaved; })
+      .def_property_readonly("shared_items", [](const Planned& p) { return p.plan.shared_items; })
       .def_property_readonly("shared_bytes", [](const Planned& p) { return p.plan.shared_bytes; })
       .def_property_readonly("workspace_bytes", [](const Planned& p) { return p.plan.workspace_bytes; })
       .def_property_readonly("passes", [](const Planned& p) { return p.plan.passes; })

@@ -56,6 +56,15 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
 #endif
 }
 
+// The same of 8 bytes, while L2 fetches their whole line of memory.
+__device__ __forceinline__ void copy_async_with_line(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#else
+  never_launched();
+#endif
+}
+
 // Waits for all copies that this thread has issued.
 __device__ __forceinline__ void await_copies() {
 #if __CUDA_ARCH__ >= 800
@@ -200,6 +209,7 @@ inline void copy_async(void* to, const void* from) {
   }
   std::memcpy(to, from, kBytes);
 }
+inline void copy_async_with_line(void* to, const void* from) { copy_async<8>(to, from); }
 inline void await_copies() {}
 
 inline int cluster_size() { return static_cast<int>(::emulator::cluster_size()); }

@@ -13,7 +13,8 @@
 // begin within sectors, tiles overlap, and write whole ones (work::sectors_written()).
 //
 // Of 16 bits, halves of vectors take less where threads are many (tuning::kManyThreadsKernel), and wherever 8 bytes
-// divide the columns.
+// divide the columns. Of long columns a thread has as many again in shared memory, which it fills and reads alone: half
+// of the blocks then share a column, or segments are twice as long, and twice as much is under way.
 //
 // Columns that neither divide are held as words of 4 bytes, where words divide them. Their rows begin anywhere, and
 // what bounds them is instructions: so no branch is taken for an element that may be missing, and which elements to
@@ -64,6 +65,8 @@ struct ColumnsArguments {
   int strip_columns;
   bool masks_columns;  // all that is fused is a scale and a mask, which is vectors as columns are
   int masks;           // where in shared memory they are, in bytes
+  int shared;          // slots that a thread has there, for items beside those in registers
+  int shared_at;       // where a block's are, in bytes
   Fusing<Operation> fusing;
 };
 
@@ -251,7 +254,8 @@ __device__ __forceinline__ void store_if(unsigned condition, const Vec<T, N>& ve
 #endif
 }
 
-template <typename Operation, int kItems, int kVector, ColumnsForm kForm>
+// kItems: those in registers.
+template <typename Operation, int kItems, int kVector, ColumnsForm kForm, bool kShares>
 class HeldColumns {
   static constexpr bool kShifts = kForm == ColumnsForm::shifted, kFolds = kForm == ColumnsForm::folded;
 
@@ -281,6 +285,11 @@ class HeldColumns {
     mine_ = mine;
     items_ = items;
     if constexpr (kFolds) before_ = before, beyond_ = beyond;
+  }
+
+  // The items beyond those in registers have so many slots in shared memory.
+  __device__ __forceinline__ void share(unsigned char* slots, int count) {
+    if constexpr (kShares) slots_ = slots, shared_ = count;
   }
 
   // The items that are not to be loaded, a bit each: of those that nothing else is said of, what does not exist.
@@ -350,6 +359,20 @@ class HeldColumns {
         }
       }
     });
+    if constexpr (kShares) {
+      source = advanced(first_source, kItems * source_step);
+      if constexpr (!kForward) grad = advanced(first_grad, kItems * grad_step);
+#pragma unroll 2
+      for (int item = 0; item < shared_; ++item, advance()) {
+        if (kItems + item < mine_) {
+          copy_async_with_line(slot(item, 0), source);
+          if constexpr (!kForward) copy_async_with_line(slot(item, 1), grad);
+        } else {
+          nothing().store_shared(slot(item, 0));
+          if constexpr (!kForward) Held{}.store_shared(slot(item, 1));
+        }
+      }
+    }
     if constexpr (kFolds) {
       if (before_ > 0) {
         source_[0] = Held::load_part(first_source, before_, kVector, nothing());
@@ -447,6 +470,11 @@ class HeldColumns {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) most = most.larger(source_[first + i]);
       });
+      if constexpr (kShares) await_copies();
+      each_shared([&](int, const Held(&source)[kTogether], const Held*) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) most = most.larger(source[i]);
+      });
       over_lanes([&](int offset) {
         Held other;
 #pragma unroll
@@ -475,8 +503,13 @@ class HeldColumns {
         });
       });
     } else {
-      each_terms(
-          [&](int, int k, Term(&terms)[kTogether]) { operation_.template add<kTogether>(states.state[k], terms); });
+      const auto add = [&](int, int k, Term(&terms)[kTogether]) {
+        operation_.template add<kTogether>(states.state[k], terms);
+      };
+      each_terms(add);
+      if constexpr (kShares && !kForward) await_copies();
+      each_shared(
+          [&](int first, const Held(&source)[kTogether], const Held* grad) { visit_terms(first, source, grad, add); });
     }
     over_lanes([&](int offset) {
 #pragma unroll
@@ -535,6 +568,14 @@ class HeldColumns {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) store(first + i, log);
       });
+      each_shared([&](int first, const Held(&source)[kTogether], const Held* grad) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const auto vector = finished(source[i], grad[kForward ? 0 : i], log);
+          store_if(stored & 1u << (kItems + first + i), vector, result);
+          result = advanced(result, step);
+        }
+      });
       if constexpr (kFolds) {
         if (before_ > 0) finished(source_[0], grad_[0], log).store_part(first_result, before_, kVector);
         if (beyond_ > 0) {
@@ -573,15 +614,40 @@ class HeldColumns {
   // The same with their terms, column by column.
   template <typename Visit>
   __device__ __forceinline__ void each_terms(const Visit& visit) const {
-    each([&](int first) {
+    each([&](int first) { visit_terms(first, source_ + first, grad_ + (kForward ? 0 : first), visit); });
+  }
+  template <typename Visit>
+  __device__ __forceinline__ void visit_terms(int first, const Held* source, const Held* grad,
+                                              const Visit& visit) const {
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        Term terms[kTogether];
+    for (int k = 0; k < kVector; ++k) {
+      Term terms[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) terms[i] = term(first + i, k);
-        visit(first, k, terms);
+      for (int i = 0; i < kTogether; ++i) terms[i] = term(source[i], grad[kForward ? 0 : i], k);
+      visit(first, k, terms);
+    }
+  }
+
+  // Calls visit(first, sources, grads) for kTogether items in shared memory at a time, which are counted from 0.
+  template <typename Visit>
+  __device__ __forceinline__ void each_shared(const Visit& visit) const {
+    if constexpr (kShares) {
+      static_assert(kRaw);  // has exponentials in the place of elements
+#pragma unroll 1
+      for (int first = 0; first < shared_; first += kTogether) {
+        Held source[kTogether], grad[kForward ? 1 : kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          source[i] = Held::load(slot(first + i, 0));
+          if constexpr (!kForward) grad[i] = Held::load(slot(first + i, 1));
+        }
+        visit(first, source, grad);
       }
-    });
+    }
+  }
+  __device__ __forceinline__ Source* slot(int item, int operand) const {
+    const int slots = (item * kHeldOperands<Operation> + operand) * static_cast<int>(blockDim.x);
+    return reinterpret_cast<Source*>(slots_) + slots * kVector;
   }
 
   __device__ __forceinline__ Term term(const Held& source, const Held& grad, int k) const {
@@ -589,9 +655,6 @@ class HeldColumns {
       return Operation::term(source.widened(k) * scale_, 0);
     else
       return Operation::term(source.widened(k), grad.widened(k));
-  }
-  __device__ __forceinline__ Term term(int item, int k) const {
-    return term(source_[item], grad_[kForward ? 0 : item], k);
   }
 
   // Backward, a gradient of 0 adds nothing to a sum, and the output matters to none but fused operations.
@@ -607,6 +670,8 @@ class HeldColumns {
   Held source_[kItems], grad_[kForward ? 1 : kItems];
   int mine_, items_;
   int before_ = 0, beyond_ = 0;
+  unsigned char* slots_;
+  int shared_ = 0;
   Real scale_ = 1;
   Operation operation_;
 };
@@ -677,6 +742,9 @@ struct Place {
       if (mine > 0 && end == last) beyond = (last + 1) * kVector - shift - arguments.slab;
     }
     held.begin(fusing.operation, mine, arguments.items, before, beyond);
+    held.share(dynamic_shared_memory() + arguments.shared_at +
+                   static_cast<int>(threadIdx.x * sizeof(Vec<typename Operation::Source, kVector>)),
+               arguments.shared);
     unsigned missing = 0;
     if constexpr (Operation::kFused) {
       missing = held.missing();
@@ -776,8 +844,8 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
   constexpr int kTurns = kSize.turns;
   constexpr ColumnsForm kForm = tuning::columns_form(kVector * sizeof(typename Operation::Source), kKernel);
   constexpr bool kAlternates = tuning::shifts_all_words(kVector * sizeof(typename Operation::Source), kKernel);
-  using HeldOf =
-      HeldColumns<Operation, kSize.vectors / kHeldOperands<Operation> / (kAlternates ? 2 : 1), kVector, kForm>;
+  using HeldOf = HeldColumns<Operation, kSize.vectors / kHeldOperands<Operation> / (kAlternates ? 2 : 1), kVector,
+                             kForm, (kSize.shared > 0)>;
   using PlaceOf = Place<Operation, kVector, kForm>;
 
   // where threads have all of dim
@@ -899,6 +967,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.strip_columns = static_cast<int>(problem.inner.size);
     arguments.masks = plan.shared_bytes - static_cast<int>(columns_mask_bytes(problem, plan));
     arguments.masks_columns = masks_columns(problem, plan.vector);
+    arguments.shared = columns_shared_slots(problem, plan);
+    arguments.shared_at = plan.shared_bytes - columns_shared_bytes(problem, plan);
     arguments.cluster = work::Divider(plan.cluster);
     arguments.log2_fold = log2(layout.fold.elements);
     arguments.strip = work::Divider(layout.fold.elements > 1 ? problem.inner.size : 1);

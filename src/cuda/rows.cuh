@@ -179,6 +179,7 @@ class Row {
   using Term = typename Operation::Term;
   static constexpr int kVector = kVectorOf;
   static constexpr bool kBackward = kIsBackward<Operation>;
+  static constexpr bool kRatherEdgesApart = tuning::edges_apart(sizeof(Source), Operation::kDirection, sizeof(Index));
 
   struct Raw {
     Vec<Source, kVector> source, grad;
@@ -234,7 +235,9 @@ class Row {
 
   // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal. Of
   // operations that fuse nothing, elements that are not loaded count for nothing.
-  template <int kVectors>
+  // kEdgesApart: of a row that begins or ends where the tensor does, only those that reach out of it element by
+  // element.
+  template <bool kEdgesApart = kRatherEdgesApart, int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
     if (masks_vectors()) return load_masked(first, step, end, raw);
     if (biases_vectors()) return load_biased(first, step, end, raw);
@@ -249,6 +252,8 @@ class Row {
         raw[item].source = Vec<Source, kVector>::load(source_ + first + item * step);
         if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + first + item * step);
       }
+    } else if constexpr (kEdgesApart) {
+      load_beside_edges(first, step, end, raw);
     } else {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) raw[item] = nothing();
@@ -441,6 +446,38 @@ class Row {
       return fused_.biases_vectors();
     else
       return false;
+  }
+
+  // The same of kEdgesApart: the vector that reaches over the row's beginning, and the one that reaches over its end.
+  template <int kVectors>
+  __device__ __forceinline__ void load_beside_edges(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
+#pragma unroll
+    for (int item = 0; item < kVectors; ++item) {
+      const Index at = first + item * step;
+      raw[item] = nothing();
+      if (at < 0 || at >= end || at + kVector > dim_) continue;
+      raw[item].source = Vec<Source, kVector>::load(source_ + at);
+      if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + at);
+    }
+    const Index edges[2] = {static_cast<Index>(-phase_), dim_ - (dim_ + phase_) % kVector};
+#pragma unroll
+    for (const Index edge : edges) {
+      if (edge >= end || (edge >= 0 && edge + kVector <= dim_)) continue;
+      bool mine = false;
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item) mine = mine || first + item * step == edge;
+      if (!mine) continue;
+      Raw elements = nothing();
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        if (edge + k < 0 || edge + k >= end) continue;
+        elements.source.insert(k, source_ + edge + k);
+        if constexpr (kBackward) elements.grad.insert(k, grad_ + edge + k);
+      }
+#pragma unroll
+      for (int item = 0; item < kVectors; ++item)
+        if (first + item * step == edge) raw[item] = elements;
+    }
   }
 
   // Whether all elements of a vector that begins in the row, or before it, belong to it.

@@ -248,11 +248,12 @@ struct Vec {
     }
   }
 
-  // Whole vectors of 16 bytes to shared memory.
+  // Whole vectors of 16 bytes, or of 8, to shared memory.
   __device__ __forceinline__ void store_shared(T* to) const {
 #pragma unroll
     for (int i = 0; i < kBytes / 16; ++i)
       reinterpret_cast<uint4*>(to)[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+    if constexpr (kBytes == 8) *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
   }
 
   __device__ __forceinline__ Accumulator<T> widened(int k) const {

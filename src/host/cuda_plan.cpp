@@ -776,7 +776,7 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
       return tuning::kManyThreadsKernel;
     const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
     const bool suits = size.turns > 1 ? alone && !(few && kernel > 0) : size.max_block >= plan.block;
-    if (suits && size.vectors >= vectors) return kernel;
+    if (suits && size.vectors + size.shared >= vectors) return kernel;
   }
   throw std::logic_error("no kernel holds so many columns");
 }
@@ -802,9 +802,11 @@ std::int64_t columns_grid(const Problem& problem, const Plan& plan) {
 }
 
 // Vectors of columns, or folded ones, halves of vectors, words, or single columns, in registers; a thread has every
-// along'th element of dim. With many threads, as tuning::kManyThreadsKernel has, if shapes are given for these.
+// along'th element of dim. With many threads, as tuning::kManyThreadsKernel has, if shapes are given for these; of
+// halves, these may share: have a part in shared memory, too.
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
-                                 int vector, std::span<const tuning::ColumnsShape> many_threads_shapes = {}) {
+                                 int vector, std::span<const tuning::ColumnsShape> many_threads_shapes = {},
+                                 bool shares = false) {
   const bool many_threads = !many_threads_shapes.empty();
   const int bytes = size_of(problem.source), operands = sources_of(problem);
   const int kernels =
@@ -821,13 +823,13 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
   const int last = layout.fold.folds ? tuning::kManyThreadsKernel : tuning::kFoldedKernel;
   const tuning::ColumnsKernel& largest_kernel =
-      tuning::are_halves(vector * bytes) ? tuning::kColumnHalvesKernels.back()
+      tuning::are_halves(vector * bytes) ? tuning::kColumnHalvesKernels[shares ? tuning::kSharingHalvesKernel : 0]
       : vectors_held                     ? tuning::kColumnsKernels[many_threads ? tuning::kManyThreadsKernel : last - 1]
       : singles                          ? tuning::kColumnSinglesKernels.back()
                                          : tuning::kColumnWordsKernels[tuning::kWordsKernel];
   int most = 0, most_threads = 0;  // of a thread; of a block: those of the kernel that was tried last
   const auto hold = [&](const tuning::ColumnsKernel& kernel) {
-    most = kernel.vectors / operands;
+    most = (kernel.vectors + kernel.shared) / operands;
     most_threads = kernel.max_block;
   };
   hold(largest_kernel);
@@ -918,6 +920,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const auto fits = [&](const tuning::ColumnsShape& shape, int most_cluster) {
     plan.run =
         static_cast<int>(std::min<std::int64_t>(shape.segment / (plan.vector * bytes), power_of_two_from(strip)));
+    if (shape.rather_shorter && divide_up(vectors, plan.run) < device.multiprocessors) return false;
     const int most_blocks = std::min(shape.most_cluster, most_cluster);
     for (int fewest = shape.least_cluster; fewest <= most_blocks; ++fewest) {
       share(fewest);
@@ -1001,13 +1004,27 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
         static_cast<int>((width + layout.shift) * (1 + teams) * apart +
                          (plan.cluster > 1 ? columns / layout.fold.elements * plan.cluster * state_bytes(problem) : 0));
   plan.shared_bytes += static_cast<int>(columns_mask_bytes(problem, plan));
+  const int held = tuning::columns_kernel(vector * bytes, kernel).vectors / operands;
+  if (plan.items > held) {
+    plan.shared_items = plan.items - held;
+    plan.shared_bytes = static_cast<int>(divide_up(plan.shared_bytes, tuning::kLineBytes)) * tuning::kLineBytes +
+                        columns_shared_bytes(problem, plan);
+  }
   if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
       plan.grid > std::numeric_limits<int>::max())
     return {};
-  plan.why =
-      plan.cluster > 1
-          ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
-          : "another dimension runs faster than dim; threads hold vectors of columns in registers";
+  if (plan.shared_items > 0)
+    plan.why =
+        plan.cluster > 1
+            ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers and shared "
+              "memory, cut along dim"
+            : "another dimension runs faster than dim; threads hold vectors of columns in registers and shared "
+              "memory";
+  else
+    plan.why =
+        plan.cluster > 1
+            ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
+            : "another dimension runs faster than dim; threads hold vectors of columns in registers";
   return plan;
 }
 
@@ -1053,6 +1070,31 @@ std::optional<Plan> by_many_threads(const Problem& problem, const Device& device
   if (!plan || !short_strip) return plan;
   const int neighbours = plan->run * plan->threads_per_row / plan->cluster * plan->vector * bytes;  // along dim, too
   return neighbours < tuning::kLineBytes ? std::nullopt : plan;
+}
+
+// The same halves, of which threads have a part in shared memory.
+std::optional<Plan> by_sharing_threads(const Problem& problem, const Device& device,
+                                       const tuning::Architecture& architecture) {
+  const int bytes = size_of(problem.source);
+  if (bytes != 2 || problem.source != problem.result || problem.fused.any) return {};
+  if (!columns_are_vectors(problem, tuning::kManyThreadsColumns)) return {};
+  return held_columns(problem, device, architecture, tuning::kManyThreadsColumns, tuning::kColumnsSharingShapes, true);
+}
+
+// Whether threads rather share what a cluster would hold in registers: if that leaves the GPU enough waves, and
+// segments no shorter, and all blocks that registers have room for find theirs in shared memory.
+bool rather_share(const Problem& problem, const Device& device, const Plan& sharing, const Plan& otherwise) {
+  if (otherwise.cluster == 1) return false;
+  if (problem.direction == Direction::backward && begin_within_sectors(problem)) return false;
+  const int segment = sharing.run * sharing.vector, segment_otherwise = otherwise.run * otherwise.vector;
+  const bool merely_fewer_blocks =
+      segment == segment_otherwise && sharing.block == otherwise.block && sharing.grid < otherwise.grid;
+  const tuning::ColumnsKernel& kernel = tuning::kColumnHalvesKernels[tuning::kSharingHalvesKernel];
+  const int blocks = kernel.max_block * kernel.blocks / sharing.block;
+  const double waves = static_cast<double>(sharing.grid / sharing.cluster) /
+                       tuning::clusters_at_once(device.multiprocessors, sharing.cluster, blocks);
+  return segment >= segment_otherwise && waves > tuning::kColumnsFewestWaves * (merely_fewer_blocks ? 2 : 1) &&
+         tuning::share_multiprocessor(blocks, sharing.shared_bytes, device.shared_bytes_per_block);
 }
 
 // Whether they take less than the same vectors held by fewer threads do; not of so few blocks that multiprocessors are
@@ -1130,11 +1172,17 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   const bool are_vectors = columns_are_vectors(problem, vector);
-  const auto vectors_of = [&](const Problem& apart) {
+  const auto in_registers = [&](const Problem& apart) {
     const auto many = by_many_threads(apart, device, architecture);
     if (!are_vectors) return many;
     const auto few = held_columns(apart, device, architecture, vector);
     return few && many && suits_many_threads(apart, device, *many, *few) ? many : few;
+  };
+  const auto vectors_of = [&](const Problem& apart) {
+    const auto plan = in_registers(apart);
+    if (!plan) return plan;
+    const auto sharing = by_sharing_threads(apart, device, architecture);
+    return sharing && rather_share(apart, device, *sharing, *plan) ? sharing : plan;
   };
   std::optional<Plan> vectors;
   if (problem.in_place) {  // tiles do not overlap, but bits are to be the same
@@ -1528,6 +1576,16 @@ bool masks_columns(const Problem& problem, int vector) {
 std::int64_t columns_mask_bytes(const Problem& problem, const Plan& plan) {
   if (!masks_columns(problem, plan.vector)) return 0;
   return std::int64_t{columns_layout(problem, plan).turns} * plan.items * plan.block * plan.vector;
+}
+
+int columns_shared_slots(const Problem& problem, const Plan& plan) {
+  const int held = plan.items - plan.shared_items;
+  const int together = tuning::columns_together(plan.vector * size_of(problem.source), held);
+  return static_cast<int>(divide_up(plan.shared_items, together)) * together;
+}
+
+int columns_shared_bytes(const Problem& problem, const Plan& plan) {
+  return columns_shared_slots(problem, plan) * sources_of(problem) * plan.vector * size_of(problem.source) * plan.block;
 }
 
 bool biases_vectors(const Problem& problem) {

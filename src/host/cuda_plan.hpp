@@ -106,6 +106,10 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
 bool masks_columns(const Problem& problem, int vector);
 // Of shared memory, at its end, where a block's threads have those of their columns.
 std::int64_t columns_mask_bytes(const Problem& problem, const Plan& plan);
+// Slots that each thread has there for its shared_items and for what is computed with the last of them; and their
+// bytes.
+int columns_shared_slots(const Problem& problem, const Plan& plan);
+int columns_shared_bytes(const Problem& problem, const Plan& plan);
 
 // Into how many pieces the second launch of a split plan cuts a row: one for each of its blocks.
 std::int64_t split_pieces(const Problem& problem, const Plan& plan);

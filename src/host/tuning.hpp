@@ -23,6 +23,12 @@ inline constexpr int kMaxBlock = 1024;   // threads that CUDA allows a block
 inline constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;  // and blocks, a grid
 inline constexpr int kStaticSharedBytes = 2 * 1024;                    // of a block, that its kernel declares at most
 constexpr int dynamic_shared_bytes(int shared_bytes_per_block) { return shared_bytes_per_block - kStaticSharedBytes; }
+// Whether a multiprocessor has room for so many blocks of so much: it has as much as one may ask for, and what CUDA
+// takes of it for each block.
+constexpr bool share_multiprocessor(int blocks, int dynamic_bytes, int shared_bytes_per_block) {
+  constexpr int kReserved = 1024;
+  return blocks * (dynamic_bytes + kReserved) <= dynamic_shared_bytes(shared_bytes_per_block) + kReserved;
+}
 
 // 4-byte registers in which a thread holds its part of a row. With addresses and temporaries a kernel stays under 64
 // registers, so that even blocks of 1024 threads fit, and smaller ones fill half of a multiprocessor's threads.
@@ -463,6 +469,14 @@ constexpr bool may_interleave(int source_bytes, int result_bytes) {
 // whose time is latency (26 x 20000 x 2: 4.4 us, 4.8; 65 x 8001 x 2: 4.5, 5.0; but 17 x 30003 x 2: 5.4, 5.0).
 inline constexpr std::int64_t kInterleavedFewBytes = 96 << 10;
 
+// Of a row that begins or ends where the tensor does and not on 16 bytes, whether only its two ends are loaded element
+// by element, which are as many as a vector has; or else all of it, as so much code takes the rest longer (an H200
+// takes for 1 x 50257 of bfloat16 2.77 us, 3.40, backward 2.38, 3.15, of 2 x 1000003 7.1, 8.7; of float32 3.03, 3.19,
+// but for 64 x 32000 7.65, 7.51, and backward, where indices have 64 bits, for 1 x 1048576 8.7, 7.8).
+constexpr bool edges_apart(int source_bytes, Direction direction, int index_bytes) {
+  return source_bytes == 2 || (direction == Direction::backward && index_bytes == 4);
+}
+
 // ---- strided ------------------------------------------------------------------------------------------------------
 
 // Columns held in registers, where 16 bytes of neighbouring ones are aligned. 16-byte vectors that a thread holds, of
@@ -470,9 +484,10 @@ inline constexpr std::int64_t kInterleavedFewBytes = 96 << 10;
 // threads, with up to 160 KiB on a multiprocessor; 24 spill. Fewer let more threads in.
 struct ColumnsKernel {
   int vectors;
-  int turns;      // so many vectors of columns, of all of dim: one of few elements would leave too little under way
-  int max_block;  // threads
-  int blocks;     // of the largest size, a multiprocessor
+  int turns;       // so many vectors of columns, of all of dim: one of few elements would leave too little under way
+  int max_block;   // threads
+  int blocks;      // of the largest size, a multiprocessor
+  int shared = 0;  // vectors that a thread has in shared memory, too
 };
 inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7},  ColumnsKernel{10, 1, 256, 3},
                                        ColumnsKernel{20, 1, 512, 1}, ColumnsKernel{10, 1, 256, 3},
@@ -497,7 +512,11 @@ inline constexpr int kHalvesMinDim = 33;
 // Bytes: of shorter strips of halves, threads have whole ones; neighbours along dim have to fill lines (301072 x 15 x
 // 8: 40.5 us, by halves 98.5).
 inline constexpr int kManyThreadsMinStrip = 192;
-inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}};
+// Of long columns a thread has as many halves in shared memory as in registers. That kernel is another, as it takes 5 %
+// longer for what registers alone hold. Of 32 bits, whose exponentials would have to go there and come back, to share
+// takes no less (16384 x 2048, dim 0: 92 us, shared 96; 32 x 2048 x 2048 281, 284).
+inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}, ColumnsKernel{16, 1, 256, 4, 16}};
+inline constexpr int kSharingHalvesKernel = 1;
 static_assert(kColumnsHalfBytes == kManyThreadsColumns * 2 && kVectorBytes == kManyThreadsColumns * 4);
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
 // all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
@@ -674,6 +693,7 @@ inline constexpr int kStaggeredMinColumns = 115;
 inline constexpr int kOverHalfAGpc = kGpc / 2 + 1;  // blocks, which some GPUs have no clusters of
 struct ColumnsShape {
   int segment, threads, least_cluster, most_cluster;
+  bool rather_shorter = false;  // segments, where there are too few of these for all multiprocessors
 };
 inline constexpr Array kColumnsShapes{
     ColumnsShape{kLineBytes, kWarp, 1, 1}, ColumnsShape{64, kWarp, 1, 1},
@@ -713,16 +733,15 @@ inline constexpr int kColumnsShortStrip = 8;
 
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
 // exponentiated. So whole lines, over more blocks, as long as these are not a GPC's. (Less time than by half lines, at
-// least: 32 x 2048 x 2048, dim 1, a tenth, of 16 bits 1/18; 512 x 65536, dim 0, 1/20, of 16 bits 1/13. Forward of 16
+// least: 32 x 2048 x 2048, dim 1, a tenth, of 16 bits 1/18; 512 x 65536, dim 0, 1/20, of 16 bits 1/13; 200 x 200 x 4096
+// in a block of 256 threads 454 us, of 128 by half lines 518, of 16 bits 230 and 245. Forward of 16
 // bits takes 9 % more.) Neither way are these to have 512 threads for a sector: to read twice takes less (40000 x 1024
 // of float32, dim 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67). Masks follow,
 // unmeasured.
 inline constexpr Array kColumnsBackwardShapes{
-    ColumnsShape{kLineBytes, 128, 1, 1},
-    ColumnsShape{64, 128, 1, 1},
-    ColumnsShape{kLineBytes, 256, 2, 8},
-    ColumnsShape{64, 256, 1, kGpc},
-    ColumnsShape{kSectorBytes, 256, kOverHalfAGpc, kGpc},
+    ColumnsShape{kLineBytes, 128, 1, 1}, ColumnsShape{kLineBytes, 256, 1, 1, true},
+    ColumnsShape{64, 128, 1, 1},         ColumnsShape{kLineBytes, 256, 2, 8},
+    ColumnsShape{64, 256, 1, kGpc},      ColumnsShape{kSectorBytes, 256, kOverHalfAGpc, kGpc},
 };
 
 // Of rows of which some begin within a sector, so that tiles overlap by a vector: longer segments, that this be little.
@@ -751,6 +770,13 @@ inline constexpr Array kManyThreadsHalvesShapes{ColumnsShape{kLineBytes, 256, 1,
 // words, where takes_less() says so.
 inline constexpr Array kManyThreadsOverlappingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc},
                                                      ColumnsShape{kLineBytes, 512, kOverHalfAGpc, kGpc}};
+// Of threads that have a part in shared memory, 256 bytes each in all, four blocks a multiprocessor: whole lines, or
+// else half ones. (Forward, of 16 bits: 64 x 3072 x 768 177 us, 161; 381 x 3184 x 120 273, 207; 100 x 800 x 800 78.7,
+// 71.4; 16384 x 2048, dim 0, 52.7, 49.2; but 100 x 10000 x 96 115, 118. Backward 8192 x 4096 68.5, 64.9; 32 x 2048 x
+// 2048 195, 193, and where tiles overlap nothing.) Neither columns that a block held alone (64 x 64 x 65536: 259, 266)
+// nor half lines instead of whole ones (40 x 1000 x 1000: 54, 63) nor less than two waves (4 x 4096 x
+// 1024: 26.0, 27.0); where fewer blocks have the same tiles, less than four (204 x 1384 x 116: 50.3, 53.2).
+inline constexpr Array kColumnsSharingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc}, ColumnsShape{64, 256, 1, kGpc}};
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
 // than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of
 // float32 414, 401 and 312, 342), of such as overlap for less than one (8 x 16000 x 700 of float32: 339, 317), of words
