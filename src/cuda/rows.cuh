@@ -179,7 +179,7 @@ class Row {
   using Term = typename Operation::Term;
   static constexpr int kVector = kVectorOf;
   static constexpr bool kBackward = kIsBackward<Operation>;
-  static constexpr bool kRatherEdgesApart = tuning::edges_apart(sizeof(Source), Operation::kDirection, sizeof(Index));
+  static constexpr bool kRatherEdgesApart = tuning::edges_apart(sizeof(Source));
 
   struct Raw {
     Vec<Source, kVector> source, grad;
@@ -459,9 +459,11 @@ class Row {
       raw[item].source = Vec<Source, kVector>::load(source_ + at);
       if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + at);
     }
-    const Index edges[2] = {static_cast<Index>(-phase_), dim_ - (dim_ + phase_) % kVector};
-#pragma unroll
-    for (const Index edge : edges) {
+    // one piece of code for both where two would take the rest longer
+    constexpr int kUnroll = tuning::edges_unrolled(Operation::kDirection, sizeof(Index)) ? 2 : 1;
+#pragma unroll kUnroll
+    for (int last = 0; last < 2; ++last) {
+      const Index edge = last ? dim_ - (dim_ + phase_) % kVector : -phase_;
       if (edge >= end || (edge >= 0 && edge + kVector <= dim_)) continue;
       bool mine = false;
 #pragma unroll
