@@ -520,7 +520,7 @@ def test_threads_share_long_columns_of_16_bits_with_shared_memory(
         ((4, 4096, 1024), torch.bfloat16, "H200", False),  # too few waves
         ((204, 1384, 116), torch.bfloat16, "H200", False),  # too few for half as many blocks
         ((40, 1000, 1000), torch.bfloat16, "H200", True),  # tiles would overlap
-        ((32, 2048, 2048), torch.bfloat16, "A100", False),  # has no clusters to spare
+        ((32, 2048, 2048), torch.bfloat16, "A100", False),  # without clusters, blocks hold columns, or none do
     ],
     ids=str,
 )

@@ -50,7 +50,7 @@ struct Plan {
                        // registers and shared_bytes have room for
   int log2_dim = 0;    // warp, not staged: of the row, rounded up to a power of two, but at most 11
   int vector = 1;      // elements moved by one access; strided: columns that a thread works on at once
-  int items = 1;       // accesses a thread holds in registers; cluster: and in shared_bytes, if there are any
+  int items = 1;       // accesses a thread holds in registers; cluster, strided: and in shared_bytes, if any
   int shared_items = 0;  // strided: of these, those that it has in shared_bytes
   int threads_per_row =
       1;  // warp: lanes; block: threads; cluster: threads of all its blocks; strided: along dim, also of all

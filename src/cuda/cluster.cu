@@ -94,7 +94,7 @@ class MoreVectors {
 
   __device__ __forceinline__ static void load_rest(const RowOf& row, int first, int step, Term* terms) {
     typename RowOf::Raw raw[kTogether];
-    row.template load<false>(first, step, row.reach(), raw);
+    row.template load<false>(first, step, row.reach(), raw);  // rare, and twice here: ends apart would spill registers
     row.resolved_terms(raw, first, step, kTogether, terms);
   }
 

@@ -460,7 +460,7 @@ class Row {
       if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + at);
     }
     // one piece of code for both where two would take the rest longer
-    constexpr int kUnroll = tuning::edges_unrolled(Operation::kDirection, sizeof(Index)) ? 2 : 1;
+    [[maybe_unused]] constexpr int kUnroll = tuning::edges_unrolled(Operation::kDirection, sizeof(Index)) ? 2 : 1;
 #pragma unroll kUnroll
     for (int last = 0; last < 2; ++last) {
       const Index edge = last ? dim_ - (dim_ + phase_) % kVector : -phase_;

@@ -471,9 +471,9 @@ inline constexpr std::int64_t kInterleavedFewBytes = 96 << 10;
 
 // Of a row that begins or ends where the tensor does and not on 16 bytes, whether only its two ends are loaded element
 // by element; or else all of it. (An H200 takes for 1 x 50257 of bfloat16 2.77 us, all of it 3.40, backward 2.38, 3.15;
-// for 2 x 1000003 7.1, 8.7.) Of 32 bits there are fewer such elements, and so much code takes aligned rows longer
-// (forward 64 x 32000 7.65 us, 7.51, backward 32 x 32000 5.53, 5.23); as it does forward, where indices have 64 bits,
-// unless both ends share it (4 x 4194304 of bfloat16 30.3 us, 28.1).
+// for 2 x 1000003 7.1, 8.7.) Of 32 bits and more there are fewer such elements, and so much code takes aligned rows
+// longer (forward 64 x 32000 7.65 us, 7.51, backward 32 x 32000 5.53, 5.23); as it does forward, where indices have 64
+// bits, unless both ends share it (4 x 4194304 of bfloat16 30.3 us, 28.1).
 constexpr bool edges_apart(int source_bytes) { return source_bytes == 2; }
 constexpr bool edges_unrolled(Direction direction, int index_bytes) {
   return direction == Direction::backward || index_bytes == 4;
