@@ -179,7 +179,6 @@ class Row {
   using Term = typename Operation::Term;
   static constexpr int kVector = kVectorOf;
   static constexpr bool kBackward = kIsBackward<Operation>;
-  static constexpr bool kRatherEdgesApart = tuning::edges_apart(sizeof(Source));
 
   struct Raw {
     Vec<Source, kVector> source, grad;
@@ -234,10 +233,9 @@ class Row {
   }
 
   // Loads the vectors that begin at first, first + step, … before `end` and the end of the row, or its diagonal. Of
-  // operations that fuse nothing, elements that are not loaded count for nothing.
-  // kEdgesApart: of a row that begins or ends where the tensor does, only those that reach out of it element by
-  // element.
-  template <bool kEdgesApart = kRatherEdgesApart, int kVectors>
+  // operations that fuse nothing, elements that are not loaded count for nothing. kEdgesApart: of a row that begins or
+  // ends where the tensor does, only vectors that reach out of it are loaded element by element.
+  template <bool kEdgesApart = tuning::edges_apart(sizeof(Source)), int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
     if (masks_vectors()) return load_masked(first, step, end, raw);
     if (biases_vectors()) return load_biased(first, step, end, raw);

@@ -1044,13 +1044,18 @@ bool vectors_write_parts(const Problem& problem) {
   return size_of(problem.source) == 2 && begin_within_sectors(problem);
 }
 
+// Whether there are kernels whose threads have four columns each.
+bool many_threads_may_hold(const Problem& problem) {
+  return size_of(problem.source) <= 4 && problem.source == problem.result && !problem.fused.any &&
+         columns_are_vectors(problem, tuning::kManyThreadsColumns);
+}
+
 // Four columns each, held by many threads, where vectors of columns can be, forward, or these are 16-bit and halves of
 // vectors.
 std::optional<Plan> by_many_threads(const Problem& problem, const Device& device,
                                     const tuning::Architecture& architecture) {
+  if (!many_threads_may_hold(problem)) return {};
   const int bytes = size_of(problem.source);
-  if (bytes > 4 || problem.source != problem.result || problem.fused.any) return {};
-  if (!columns_are_vectors(problem, tuning::kManyThreadsColumns)) return {};
   // backward, vectors take no longer, and short strips do better folded
   const bool short_strip = strip_of(problem) * bytes < tuning::kManyThreadsMinStrip;
   if (problem.direction == Direction::backward &&
@@ -1072,29 +1077,27 @@ std::optional<Plan> by_many_threads(const Problem& problem, const Device& device
   return neighbours < tuning::kLineBytes ? std::nullopt : plan;
 }
 
-// The same halves, of which threads have a part in shared memory.
-std::optional<Plan> by_sharing_threads(const Problem& problem, const Device& device,
-                                       const tuning::Architecture& architecture) {
-  const int bytes = size_of(problem.source);
-  if (bytes != 2 || problem.source != problem.result || problem.fused.any) return {};
-  if (!columns_are_vectors(problem, tuning::kManyThreadsColumns)) return {};
-  return held_columns(problem, device, architecture, tuning::kManyThreadsColumns, tuning::kColumnsSharingShapes, true);
-}
-
-// Whether threads rather share what a cluster would hold in registers: if that leaves the GPU enough waves, and
-// segments no shorter, and all blocks that registers have room for find theirs in shared memory.
-bool rather_share(const Problem& problem, const Device& device, const Plan& sharing, const Plan& otherwise) {
-  if (otherwise.cluster == 1) return false;
-  if (problem.direction == Direction::backward && begin_within_sectors(problem)) return false;
-  const int segment = sharing.run * sharing.vector, segment_otherwise = otherwise.run * otherwise.vector;
+// Halves of vectors, of which threads have a part in shared memory, where they rather do so than that a cluster holds
+// columns in registers: if that leaves the GPU enough waves, and segments no shorter, and all blocks that registers
+// have room for find theirs in shared memory.
+std::optional<Plan> rather_shared(const Problem& problem, const Device& device,
+                                  const tuning::Architecture& architecture, const Plan& otherwise) {
+  if (otherwise.cluster == 1 || size_of(problem.source) != 2 || !many_threads_may_hold(problem)) return {};
+  if (problem.direction == Direction::backward && begin_within_sectors(problem)) return {};
+  const auto sharing =
+      held_columns(problem, device, architecture, tuning::kManyThreadsColumns, tuning::kColumnsSharingShapes, true);
+  if (!sharing) return {};
+  const int segment = sharing->run * sharing->vector, segment_otherwise = otherwise.run * otherwise.vector;
   const bool merely_fewer_blocks =
-      segment == segment_otherwise && sharing.block == otherwise.block && sharing.grid < otherwise.grid;
+      segment == segment_otherwise && sharing->block == otherwise.block && sharing->grid < otherwise.grid;
   const tuning::ColumnsKernel& kernel = tuning::kColumnHalvesKernels[tuning::kSharingHalvesKernel];
-  const int blocks = kernel.max_block * kernel.blocks / sharing.block;
-  const double waves = static_cast<double>(sharing.grid / sharing.cluster) /
-                       tuning::clusters_at_once(device.multiprocessors, sharing.cluster, blocks);
-  return segment >= segment_otherwise && waves > tuning::kColumnsFewestWaves * (merely_fewer_blocks ? 2 : 1) &&
-         tuning::share_multiprocessor(blocks, sharing.shared_bytes, device.shared_bytes_per_block);
+  const int blocks = kernel.max_block * kernel.blocks / sharing->block;
+  const double waves =
+      cost_of_columns(problem, device, *sharing, tuning::kSharingHalvesKernel, sharing->grid / sharing->cluster).waves;
+  const bool rather = segment >= segment_otherwise &&
+                      waves > tuning::kColumnsFewestWaves * (merely_fewer_blocks ? 2 : 1) &&
+                      tuning::share_multiprocessor(blocks, sharing->shared_bytes, device.shared_bytes_per_block);
+  return rather ? sharing : std::nullopt;
 }
 
 // Whether they take less than the same vectors held by fewer threads do; not of so few blocks that multiprocessors are
@@ -1180,9 +1183,8 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   };
   const auto vectors_of = [&](const Problem& apart) {
     const auto plan = in_registers(apart);
-    if (!plan) return plan;
-    const auto sharing = by_sharing_threads(apart, device, architecture);
-    return sharing && rather_share(apart, device, *sharing, *plan) ? sharing : plan;
+    const auto shared = plan ? rather_shared(apart, device, architecture, *plan) : std::nullopt;
+    return shared ? shared : plan;
   };
   std::optional<Plan> vectors;
   if (problem.in_place) {  // tiles do not overlap, but bits are to be the same

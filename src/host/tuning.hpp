@@ -519,6 +519,8 @@ inline constexpr int kManyThreadsMinStrip = 192;
 // takes no less (16384 x 2048, dim 0: 92 us, shared 96; 32 x 2048 x 2048 281, 284).
 inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}, ColumnsKernel{16, 1, 256, 4, 16}};
 inline constexpr int kSharingHalvesKernel = 1;
+static_assert(kColumnHalvesKernels[kSharingHalvesKernel].vectors + kColumnHalvesKernels[kSharingHalvesKernel].shared <=
+              32);  // which of them to store is a bit each
 static_assert(kColumnsHalfBytes == kManyThreadsColumns * 2 && kVectorBytes == kManyThreadsColumns * 4);
 // Where vectors do not divide the columns, but words do: 32 of them are as many registers, 64 in all. Threads that have
 // all of dim have several columns, until half of their registers hold words: one column of 21 words leaves too little
@@ -736,10 +738,9 @@ inline constexpr int kColumnsShortStrip = 8;
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
 // exponentiated. So whole lines, over more blocks, as long as these are not a GPC's. (Less time than by half lines, at
 // least: 32 x 2048 x 2048, dim 1, a tenth, of 16 bits 1/18; 512 x 65536, dim 0, 1/20, of 16 bits 1/13; 200 x 200 x 4096
-// in a block of 256 threads 454 us, of 128 by half lines 518, of 16 bits 230 and 245. Forward of 16
-// bits takes 9 % more.) Neither way are these to have 512 threads for a sector: to read twice takes less (40000 x 1024
-// of float32, dim 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67). Masks follow,
-// unmeasured.
+// in a block of 256 threads 454 us, of 128 by half lines 518, of 16 bits 230 and 245. Forward of 16 bits takes 9 %
+// more.) Neither way are these to have 512 threads for a sector: to read twice takes less (40000 x 1024 of float32, dim
+// 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67). Masks follow, unmeasured.
 inline constexpr Array kColumnsBackwardShapes{
     ColumnsShape{kLineBytes, 128, 1, 1}, ColumnsShape{kLineBytes, 256, 1, 1, true},
     ColumnsShape{64, 128, 1, 1},         ColumnsShape{kLineBytes, 256, 2, 8},
@@ -776,8 +777,8 @@ inline constexpr Array kManyThreadsOverlappingShapes{ColumnsShape{kLineBytes, 25
 // else half ones. (Forward, of 16 bits: 64 x 3072 x 768 177 us, 161; 381 x 3184 x 120 273, 207; 100 x 800 x 800 78.7,
 // 71.4; 16384 x 2048, dim 0, 52.7, 49.2; but 100 x 10000 x 96 115, 118. Backward 8192 x 4096 68.5, 64.9; 32 x 2048 x
 // 2048 195, 193, and where tiles overlap nothing.) Neither columns that a block held alone (64 x 64 x 65536: 259, 266)
-// nor half lines instead of whole ones (40 x 1000 x 1000: 54, 63) nor less than two waves (4 x 4096 x
-// 1024: 26.0, 27.0); where fewer blocks have the same tiles, less than four (204 x 1384 x 116: 50.3, 53.2).
+// nor half lines instead of whole ones (40 x 1000 x 1000: 54, 63) nor less than two waves (4 x 4096 x 1024:
+// 26.0, 27.0); where fewer blocks have the same tiles, less than four (204 x 1384 x 116: 50.3, 53.2).
 inline constexpr Array kColumnsSharingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc}, ColumnsShape{64, 256, 1, kGpc}};
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
 // than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of
