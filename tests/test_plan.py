@@ -576,9 +576,34 @@ def test_backward_reads_folded_columns_once_where_clusters_hold_them(
 
 
 def test_a_row_that_is_split_is_read_by_four_blocks_a_multiprocessor() -> None:
-    chosen = ndsoftmax.explain((1, 1 << 24), device="H200")
-    assert (chosen.regime, chosen.splits, chosen.block) == ("split", 4 * 132, 256)
-    assert ndsoftmax.explain((8, 1 << 24), device="H200").splits == 4 * 132 // 8
+    chosen = ndsoftmax.explain((1, 1 << 22), device="H200")
+    assert (chosen.regime, chosen.splits, chosen.block, chosen.meets) == ("split", 4 * 132, 256, False)
+    assert ndsoftmax.explain((8, 1 << 25), device="H200").splits == 4 * 132 // 8
+
+
+@pytest.mark.parametrize(
+    ("device", "shape", "dtype", "backward", "meets"),
+    [
+        ("H200", (1, 1 << 24), torch.float32, False, True),
+        ("H200", (1, 1 << 24), torch.bfloat16, True, True),
+        ("H200", (20, 1_000_003), torch.float16, False, True),
+        ("H200", (1, 1 << 22), torch.float32, False, False),  # of which L2 keeps all
+        ("H200", (1, 1 << 26), torch.float32, True, False),  # of which too little is kept
+        ("H200", (1, 1 << 23), torch.float64, False, False),
+        ("H200", (1, 1 << 23, 2), torch.float32, False, False),  # columns that are a row
+        ("A100", (1, 1 << 24), torch.bfloat16, False, True),
+        ("T4", (1, 1 << 24), torch.float32, False, False),
+    ],
+)
+def test_blocks_of_split_rows_meet(
+    device: str, shape: tuple[int, ...], dtype: torch.dtype, backward: bool, meets: bool
+) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device=device, backward=backward)
+    assert (chosen.regime, chosen.passes, chosen.meets) == ("split", 2, meets)
+    if meets:
+        assert chosen.splits == DEVICES[device].multiprocessors // shape[0]
+        assert 0 < chosen.shared_bytes <= DEVICES[device].shared_bytes_per_block
+        assert not ndsoftmax.explain(shape, 1, dtype=dtype, device=device, backward=backward, mask=(1, shape[1])).meets
 
 
 def test_an_unknown_regime_is_refused() -> None:

@@ -46,12 +46,12 @@ struct Plan {
                           // strided: vectors of columns begin elsewhere in each row
   bool together = false;  // rows follow each other that share a mask or a bias, so that caches have it: see
                           // rows_in_order()
-  bool meets = false;  // strided, read twice: all blocks run at once, meet between the passes, and keep meanwhile what
-                       // registers and shared_bytes have room for
-  int log2_dim = 0;    // warp, not staged: of the row, rounded up to a power of two, but at most 11
-  int vector = 1;      // elements moved by one access; strided: columns that a thread works on at once
-  int items = 1;       // accesses a thread holds in registers; cluster, strided: and in shared_bytes, if any
-  int shared_items = 0;  // strided: of these, those that it has in shared_bytes
+  bool meets = false;     // split; strided, read twice: all blocks run at once, meet between the passes, and keep
+                          // meanwhile what registers and shared_bytes have room for
+  int log2_dim = 0;       // warp, not staged: of the row, rounded up to a power of two, but at most 11
+  int vector = 1;         // elements moved by one access; strided: columns that a thread works on at once
+  int items = 1;          // accesses a thread holds in registers; cluster, strided: and in shared_bytes, if any
+  int shared_items = 0;   // strided: of these, those that it has in shared_bytes
   int threads_per_row =
       1;  // warp: lanes; block: threads; cluster: threads of all its blocks; strided: along dim, also of all
   int rows_per_block = 1;   // strided: columns
@@ -61,7 +61,7 @@ struct Plan {
   std::int64_t splits = 1;  // parts that one row is cut into (split; online in clusters; strided with few columns)
   int run = 1;              // strided: neighbouring threads that take neighbouring columns; staged: rows from one
                             // team to the next; cluster, staged: vectors of a row that a block has room for;
-                            // online: turns of a block's loop of which it keeps the vectors
+                            // online, split: turns of a block's loop whose vectors it keeps in shared_bytes
   int shared_bytes = 0;     // dynamic shared memory of a block
   std::int64_t workspace_bytes = 0;
   int passes = 1;       // how often each source element is read at most

@@ -4,10 +4,15 @@
 // many: few of them are under way then, so that L2 has nearly all, and shared memory keeps what it has room for. Split:
 // plan.splits blocks a row come to the states of its parts, which pass through the workspace; a second launch, of small
 // blocks, which is how memory is written fastest, combines those of its row, each block all of them, in the same order.
-// It begins before the first has ended, loads meanwhile, and goes backwards as well. Rows may have more than 2^31
-// elements. Exponentials are computed twice, so that 16-bit rows are bound by those.
+// It begins before the first has ended, loads meanwhile, and goes backwards as well. Of rows of more than L2 is good
+// for (Plan::meets), all blocks run at once instead, one a multiprocessor, meet between the passes, and keep what
+// registers and shared memory have room for. Rows may have more than 2^31 elements. Exponentials are computed twice, so
+// that 16-bit rows are bound by those.
+#include <cooperative_groups.h>
+
 #include "cuda/dispatch.cuh"
 #include "cuda/meeting.cuh"
+#include "cuda/passes.cuh"
 #include "host/cuda_plan.hpp"
 
 namespace ndsoftmax::cuda {
@@ -16,7 +21,7 @@ namespace {
 template <typename Operation>
 struct OnlineArguments : RowArguments<Operation> {
   int splits;
-  int kept_steps;                     // of which a cluster's block keeps the vectors
+  int kept_steps;                     // of which a block keeps the vectors in shared memory, where blocks meet
   std::int64_t pieces;                // of a row, each of which a block of the second launch writes
   typename Operation::State* states;  // rows × splits
 };
@@ -51,6 +56,16 @@ __device__ __forceinline__ void write_step(const RowArguments<Operation>& argume
       }
     }
   });
+}
+
+// The state of a row, from what its blocks have told of their parts.
+template <typename Operation, typename State = typename Operation::State>
+__device__ __forceinline__ State of_all_splits(const OnlineArguments<Operation>& arguments, std::int64_t row,
+                                               State* warps) {
+  State state;
+  for (int part = threadIdx.x; part < arguments.splits; part += static_cast<int>(blockDim.x))
+    state.combine(arguments.states[row * arguments.splits + part]);
+  return combine_warps(Lanes{}.combine(state), warps);
 }
 
 // kStatisticsOnly: the first launch of split rows, 64 registers. Otherwise 80: blocks have a half of a multiprocessor's
@@ -192,28 +207,111 @@ __global__ void __launch_bounds__(tuning::kOnlineBlock) split_write(const Online
     row.load(first, stride, arguments.dim, raw);
   await_kernel_before();
   let_next_kernel_begin();
-  State state;
-  for (int part = threadIdx.x; part < arguments.splits; part += static_cast<int>(blockDim.x))
-    state.combine(arguments.states[index * arguments.splits + part]);
-  state = combine_warps(Lanes{}.combine(state), warps.get());
+  const State state = of_all_splits(arguments, index, warps.get());
   write_step(arguments, row, raw, first, stride, arguments.dim, clear,
              finish_of<Operation>(WarpExchange{}, state, arguments.fusing));
+}
+
+// Split rows in one launch, whose blocks all run at once. Those of a row take turns at its steps. The steps without an
+// end of the row, whose vectors are all whole, are `count` from `begin` on. The others, one before and one after at
+// most, are done apart.
+template <typename Operation>
+__global__ void __launch_bounds__(tuning::kMeetingThreads) split_meet(const OnlineArguments<Operation> arguments) {
+  if constexpr (kHasAllKernels) {
+    using RowOf = Row<Operation, std::int64_t>;
+    using State = typename Operation::State;
+    constexpr int kVector = RowOf::kVector, kVectors = tuning::meeting_vectors(Operation::kDirection);
+    using PassesOf = Passes<Operation, typename RowOf::Raw, kVectors>;
+    using Raws = typename PassesOf::Raws;
+    const Operation operation = arguments.fusing.operation;
+    __shared__ Shared<State, kWarp> warps;
+
+    await_kernel_before();
+    let_next_kernel_begin();
+    const std::int64_t block = arguments.first_block + blockIdx.x, index = quotient(block, arguments.splits);
+    const RowOf row(arguments, index);
+    const int stride = static_cast<int>(blockDim.x) * kVector;
+    const auto [first, apart] = work::turns_of(block - index * arguments.splits, arguments.splits,
+                                               static_cast<std::int64_t>(stride) * kVectors);
+    const auto first_of = [&, first = first, apart = apart](int i) {
+      return first + i * apart + static_cast<int>(threadIdx.x) * kVector - row.phase();
+    };
+    const auto steps_until = [&, first = first, apart = apart](std::int64_t end) {
+      return first < end ? static_cast<int>(quotient(end - 1 - first, apart)) + 1 : 0;
+    };
+    const std::int64_t end = arguments.dim + row.phase();
+    const int steps = steps_until(end), begin = first == 0 && row.phase() != 0 ? 1 : 0;
+    const int count = max(steps_until(end - stride * kVectors + 1) - begin, 0);
+    const auto for_others = [&](Raws& raw, const auto& visit) {
+#pragma unroll 1
+      for (int i = begin == 0 ? count : 0; i < steps; i = i < begin ? begin + count : i + 1) {
+        row.load(first_of(i), stride, arguments.dim, raw);
+        visit(first_of(i));
+      }
+    };
+    const auto load = [&](int i, Raws& raw, auto... eviction) {
+      row.load_whole(first_of(begin + i), stride, raw, eviction...);
+    };
+
+    PassesOf passes(count, true, arguments.kept_steps);
+    State state;
+    const auto accumulate = [&](const Raws& raw) {
+      operation.raise(state, raw);
+#pragma unroll
+      for (const auto& each : raw) {
+        typename Operation::Term terms[kVector];
+        row.terms(each, 0, terms);
+        operation.template add<kVector>(state, terms);
+      }
+    };
+    passes.read(
+        load,
+        [&](Raws& raw) {
+          for_others(raw, [&](std::int64_t at) {
+#pragma unroll
+            for (int k = 0; k < kVectors; ++k) row.resolve(raw[k], at + k * stride);
+            accumulate(raw);
+          });
+        },
+        accumulate);
+    state = combine_warps(Lanes{}.combine(state), warps.get());
+    if (threadIdx.x == 0) arguments.states[block] = state;
+    cooperative_groups::this_grid().sync();
+    const auto finish =
+        finish_of<Operation>(WarpExchange{}, of_all_splits(arguments, index, warps.get()), arguments.fusing);
+    const auto write = [&](std::int64_t at, Raws& raw, bool clear) {
+      write_step(arguments, row, raw, at, stride, arguments.dim, clear, finish);
+    };
+    passes.write(
+        load, [&](Raws& raw) { for_others(raw, [&](std::int64_t at) { write(at, raw, false); }); },
+        [&](int i, Raws& raw) { write(first_of(begin + i), raw, true); });
+  } else {
+    never_launched();
+  }
 }
 
 }  // namespace
 
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   const auto launch = [&]<typename Operation>() {
-    OnlineArguments<Operation> arguments{row_arguments<Operation>(problem, plan, pointers),
-                                         static_cast<int>(plan.splits), plan.run, split_pieces(problem, plan),
-                                         static_cast<typename Operation::State*>(pointers.workspace)};
+    using Source = typename Operation::Source;
+    using Result = typename Operation::Result;
+    const auto arguments_of = [&](const Plan& launched) {
+      return OnlineArguments<Operation>{
+          row_arguments<Operation>(problem, launched, pointers), static_cast<int>(launched.splits), launched.run,
+          split_pieces(problem, launched), static_cast<typename Operation::State*>(pointers.workspace)};
+    };
     if constexpr (!kInterleaves<Operation>)
       if (plan.regime == Regime::online)
-        return launch_grid<online_row<Operation, false>>(arguments, plan, pointers, stream);
-    launch_grid<online_row<Operation, true>>(arguments, plan, pointers, stream);
-    Plan write = plan;
-    write.grid = problem.outer.size * arguments.pieces;
-    launch_grid<split_write<Operation>>(arguments, write, pointers, stream);
+        return launch_grid<online_row<Operation, false>>(arguments_of(plan), plan, pointers, stream);
+    if constexpr (tuning::split_rows_may_meet(sizeof(Source), sizeof(Result), Operation::kFused) &&
+                  !kInterleaves<Operation>)
+      if (plan.meets && try_launch_grid<split_meet<Operation>>(arguments_of(plan), plan, pointers, stream)) return;
+    Plan launched = plan.meets ? without_meeting(problem, plan) : plan;
+    const auto arguments = arguments_of(launched);
+    launch_grid<online_row<Operation, true>>(arguments, launched, pointers, stream);
+    launched.grid = problem.outer.size * arguments.pieces;
+    launch_grid<split_write<Operation>>(arguments, launched, pointers, stream);
   };
   if (plan.interleaved > 1)
     visit_interleaved(problem, launch);

@@ -311,11 +311,11 @@ class Row {
 
   // The same of vectors that all lie within the row, of operations that fuse nothing.
   template <int kVectors>
-  __device__ __forceinline__ void load_whole(Index first, Index step, Raw (&raw)[kVectors]) const {
+  __device__ __forceinline__ void load_whole(Index first, Index step, Raw (&raw)[kVectors], auto... eviction) const {
 #pragma unroll
     for (int item = 0; item < kVectors; ++item) {
-      raw[item].source = Vec<Source, kVector>::load(source_ + first + item * step);
-      if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + first + item * step);
+      raw[item].source = Vec<Source, kVector>::load(source_ + first + item * step, eviction...);
+      if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad_ + first + item * step, eviction...);
     }
   }
 

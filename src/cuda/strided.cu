@@ -23,6 +23,7 @@
 
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
+#include "cuda/passes.cuh"
 #include "host/cuda_plan.hpp"
 
 namespace ndsoftmax::cuda {
@@ -47,6 +48,7 @@ struct StridedArguments {
   std::int64_t first_block;
   work::Divider run;
   work::Divider along;  // threads along dim
+  int own;  // vectors of columns that a tile read twice has: the whole run, or those of a slab, which may be fewer
   int cluster;
   StridedTile tile;
   work::Divider words;  // of a strip of the tile
@@ -902,12 +904,36 @@ class Splits {
   using State = typename Operation::State;
 
   __device__ __forceinline__ Splits(const StridedArguments<Operation>& arguments, std::int64_t tile, std::int64_t split)
-      : arguments_(arguments), first_(tile * arguments.run.size), split_(split) {}
+      : arguments_(arguments),
+        first_(tile * arguments.own),
+        split_(split),
+        slab_(kFolds && arguments.own == arguments.inner) {}
 
-  // Where this split tells its own, if there is such a column.
-  __device__ __forceinline__ State* own(int number) const {
-    const Column column = column_of(number);
-    return column.exists ? arguments_.states + split_ * apart() + column.place : nullptr;
+  // Tells the states of the block's threads; keeps them where each tile is a block's own. Of a slab that is one tile,
+  // copies of a column have one state, which is told as that of the first copy.
+  template <typename Exchange>
+  __device__ __forceinline__ void tell(const Exchange& exchange, State (&state)[kVector]) const {
+    const auto tell_of = [&](int number, const State& of_block) {
+      const Column column = column_of(number);
+      if (column.exists) arguments_.states[split_ * apart() + column.place] = of_block;
+    };
+    exchange.of_block(state, [&](int number, int part, int, const State& of_block) {
+      if (part > 0) return;
+      if (slab_ || arguments_.phase == Phase::both)
+        exchange.whole()[number] = of_block;
+      else
+        tell_of(number, of_block);
+    });
+    if (!slab_) return;
+    __syncthreads();
+    const int columns = told_apart();
+    for (int i = static_cast<int>(threadIdx.x); i < columns; i += static_cast<int>(blockDim.x)) {
+      State all;
+      combine_all<typename Operation::Result>(all, 1 << arguments_.folded.log2_copies, [&](int copy) {
+        return exchange.whole()[number_of(i + copy * columns)];
+      });
+      tell_of(number_of(i), all);
+    }
   }
 
   // Calls give(number, state) with the combination of all. A warp takes a column, where there are warps enough. Else
@@ -916,13 +942,17 @@ class Splits {
   template <typename Exchange, typename Give>
   __device__ __forceinline__ void combine(const Exchange& exchange, const Give& give) const {
     constexpr int kSome = tuning::kSplitsTogether;
-    const int columns = arguments_.run.size * kVector, log2_copies = kFolds ? arguments_.folded.log2_copies : 0;
-    const int count = static_cast<int>(arguments_.splits) << log2_copies;
+    const int log2_copies = kFolds && !slab_ ? arguments_.folded.log2_copies : 0;  // told apart
+    const int count = static_cast<int>(arguments_.splits) << log2_copies, columns = told_apart();
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
     const bool by_warps = columns * kWarp <= threads;
-    const int parts = by_warps ? kWarp : max(min(exchange.teams(), arguments_.run.quotient(threads / kVector)), 1);
-    const int part = by_warps ? thread % kWarp : arguments_.run.quotient(thread / kVector);
-    const auto number_of = [&](int i) { return i % kVector * arguments_.run.size + i / kVector; };
+    const auto of_all_columns = [&](int n) { return slab_ ? n / columns : arguments_.run.quotient(n / kVector); };
+    const int parts = by_warps ? kWarp : max(min(exchange.teams(), of_all_columns(threads)), 1);
+    const int part = by_warps ? thread % kWarp : of_all_columns(thread);
+    const auto give_copies = [&](int i, const State& state) {
+      for (int copy = 0; copy < (slab_ ? 1 << arguments_.folded.log2_copies : 1); ++copy)
+        give(number_of(i + copy * columns), state);
+    };
 #pragma unroll 1
     for (int i = by_warps ? thread / kWarp : thread - part * columns; part < parts && i < columns; i += threads) {
       const Column column = column_of(number_of(i));
@@ -948,7 +978,7 @@ class Splits {
       if (parts > 1 && !by_warps)
         exchange.of_team(part)[i] = state;
       else if (part == 0)
-        give(number_of(i), state);
+        give_copies(i, state);
     }
     if (parts == 1 || by_warps) return;
     __syncthreads();
@@ -956,7 +986,7 @@ class Splits {
         columns, parts, work::log2_parts(columns, parts, threads),
         [&](int i, int other) { return exchange.of_team(other)[i]; },
         [&](int i, int lane, int, const State& state) {
-          if (lane == 0) give(number_of(i), state);
+          if (lane == 0) give_copies(i, state);
         });
   }
 
@@ -966,14 +996,20 @@ class Splits {
     std::int64_t place;  // among the states of a split
   };
   __device__ __forceinline__ Column column_of(int number) const {
-    const int k = arguments_.run.quotient(number);
-    const std::int64_t vector = first_ + (number - k * arguments_.run.size);
-    return {vector < arguments_.columns, vector * kVector + k};
+    const int k = arguments_.run.quotient(number), at = number - k * arguments_.run.size;
+    const std::int64_t vector = first_ + at;
+    return {(!kFolds || at < arguments_.own) && vector < arguments_.columns, vector * kVector + k};
   }
   __device__ __forceinline__ std::int64_t apart() const { return arguments_.columns * kVector; }
+  // The columns of the tile that have a state each, and the number of the i-th of them in memory.
+  __device__ __forceinline__ int told_apart() const {
+    return slab_ ? static_cast<int>(arguments_.folded.strip) : arguments_.run.size * kVector;
+  }
+  __device__ __forceinline__ int number_of(int i) const { return i % kVector * arguments_.run.size + i / kVector; }
 
   const StridedArguments<Operation>& arguments_;
   std::int64_t first_, split_;
+  bool slab_;
 };
 
 // From the states of a block's threads, or in Phase::write from what the splits have told, to those of all of dim. Says
@@ -982,35 +1018,26 @@ template <bool kFolds, typename Operation, int kVector>
 __device__ __forceinline__ bool exchange_states(const StridedArguments<Operation>& arguments,
                                                 const TileExchange<Operation, kVector>& exchange, std::int64_t tile,
                                                 std::int64_t split, typename Operation::State (&state)[kVector]) {
-  using State = typename Operation::State;
   const Splits<kFolds, Operation, kVector> splits(arguments, tile, split);
-  if (arguments.phase != Phase::write) {
-    exchange.of_block(state, [&](int number, int part, int, const State& of_block) {
-      if (part > 0) return;
-      State* const to = arguments.phase == Phase::both ? exchange.whole() + number : splits.own(number);
-      if (to != nullptr) *to = of_block;
-    });
-    if (arguments.phase == Phase::statistics) return false;
-  }
+  if (arguments.phase != Phase::write) splits.tell(exchange, state);
+  if (arguments.phase == Phase::statistics) return false;
   if (arguments.phase == Phase::meet) cooperative_groups::this_grid().sync();
   if (arguments.phase != Phase::both)
-    splits.combine(exchange, [&](int number, const State& of_all) { exchange.whole()[number] = of_all; });
+    splits.combine(exchange, [&](int number, const auto& of_all) { exchange.whole()[number] = of_all; });
   exchange.read(state);
   return true;
 }
 
 // Vectors, of which nothing is fused: steps of which a thread has all elements, which lie a fixed distance apart, take
-// no comparison and few addresses. Two steps are under way, and where blocks meet, the last two stay in registers, as
-// the first ones do in shared memory.
+// no comparison and few addresses.
 template <typename Operation, int kVector, bool kFolds>
 __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<Operation>& arguments) {
   using ColumnsOf = Columns<Operation, kVector, std::int64_t, kFolds>;
-  using Vector = Vec<typename Operation::Source, kVector>;
   using State = typename Operation::State;
   constexpr int kUnroll = tuning::strided_online_items(kVector, sizeof(typename Operation::Source),
                                                        Operation::kDirection, Operation::kFused, kFolds);
-  constexpr int kSlots = kUnroll * tuning::held_operands(Operation::kDirection);
-  using Raws = typename ColumnsOf::Raw[kUnroll];
+  using PassesOf = Passes<Operation, typename ColumnsOf::Raw, kUnroll>;
+  using Raws = typename PassesOf::Raws;
 
   const Operation operation = arguments.fusing.operation;
   // the launch before that of Phase::write is that of the statistics, which began after all that the source waits for
@@ -1023,10 +1050,13 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
   __shared__ ArrivalBarrier complete;
   const TileExchange<Operation, kVector> exchange(
       arguments, width,
-      dynamic_shared_memory() + (meets ? arguments.kept_steps * kSlots * blockDim.x * sizeof(Vector) : 0), complete);
+      dynamic_shared_memory() +
+          (meets ? arguments.kept_steps * PassesOf::kSlots * blockDim.x * sizeof(typename PassesOf::Vector) : 0),
+      complete);
   const std::int64_t block = arguments.first_block + blockIdx.x, splits = arguments.splits;
   const std::int64_t tile = quotient(block, splits), split = block - tile * splits;
-  const std::int64_t column = tile * width + exchange.thread.column;
+  const int at = exchange.thread.column;
+  const std::int64_t column = kFolds && at >= arguments.own ? arguments.columns : tile * arguments.own + at;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
   const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
   const auto [first, apart] = work::turns_of(split, splits, step);
@@ -1052,46 +1082,23 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
       if (has) columns.load_edge(base, i, raw[i]);
     }
   };
-  const int kept = meets ? arguments.kept_steps : 0;
-  const auto slot = [&](int i) {
-    return reinterpret_cast<Vector*>(dynamic_shared_memory()) + i * kSlots * blockDim.x + threadIdx.x;
-  };
   const auto load = [&](int i, Raws& raw, auto... eviction) { columns.load_all(base_of(begin + i), raw, eviction...); };
-  // What is kept is not read again. Rather than results of the kernel before, which have to be written when L2 has no
-  // room for them, that is what L2 drops: writing is left for when the source has been read (1 x 500000 x 64 of 16
-  // bits takes an H200 48.9 us, without 52.3; of float32 101.6, 103.1; 1 x 125000 x 64 of float32 28.1, 28.9).
-  const auto load_first = [&](int i, Raws& raw) {
-    const bool again = !meets || (i >= kept && i < count - tuning::kMeetingHeldSteps);
-    load(i, raw, again ? Eviction::normal() : Eviction::first());
-  };
-  const auto swap = [](Raws& a, Raws& b) {
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const auto other = a[i];
-      a[i] = b[i];
-      b[i] = other;
-    }
-  };
 
-  Raws earlier, later;
-  static_assert(tuning::kMeetingHeldSteps == 2);  // these
+  PassesOf passes(count, meets, arguments.kept_steps);
   State state[kVector];
+  const auto accumulate = [&](const Raws& raw) { operation.accumulate_columns(state, raw); };
   if (arguments.phase != Phase::write) {
-    if (count > 1) load_first(1, later);
-    for_others([&](std::int64_t base) {
-      load_other(base, earlier);
-      operation.accumulate_columns(state, earlier);
-    });
-    if (count > 0) load_first(0, earlier);
-#pragma unroll 2
-    for (int i = 0; i < count; ++i, swap(earlier, later)) {
-      if (i < kept) keep<kIsBackward<Operation>>(slot(i), earlier);
-      operation.accumulate_columns(state, earlier);
-      if (i + 2 < count) load_first(i + 2, earlier);
-    }
+    passes.read(
+        load,
+        [&](Raws& raw) {
+          for_others([&](std::int64_t base) {
+            load_other(base, raw);
+            accumulate(raw);
+          });
+        },
+        accumulate);
   } else {
-    if (count > 1) load(count - 2, earlier);
-    if (count > 0) load(count - 1, later);
+    passes.load_last(load);
     await_kernel_before();
     let_next_kernel_begin();
   }
@@ -1102,23 +1109,21 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
 #pragma unroll
     for (int k = 0; k < kVector; ++k) finish[k] = operation.finish_told(log, state[k]);
   });
-  // Backwards, as L2 still has the end; last of all what is kept.
   operation.with_log([&](auto log) {
     const auto value = [&](const Raws& raw, int i, int k) { return finish[k].again(ColumnsOf::term(raw[i], k), log); };
-#pragma unroll 2
-    for (int i = count - 1; i >= 0; --i, swap(earlier, later)) {
-      columns.template store_all<kUnroll>(base_of(begin + i), [&](int item, int k) { return value(later, item, k); });
-      if (i - 2 >= kept)
-        load(i - 2, later);
-      else if (i - 2 >= 0)
-        take_kept<kIsBackward<Operation>>(slot(i - 2), later);
-    }
-    for_others([&](std::int64_t base) {
-      load_other(base, later);
+    passes.write(
+        load,
+        [&](Raws& raw) {
+          for_others([&](std::int64_t base) {
+            load_other(base, raw);
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i)
-        if (columns.has(base, i, arguments.dim)) columns.store(base, i, [&](int k) { return value(later, i, k); });
-    });
+            for (int i = 0; i < kUnroll; ++i)
+              if (columns.has(base, i, arguments.dim)) columns.store(base, i, [&](int k) { return value(raw, i, k); });
+          });
+        },
+        [&](int i, const Raws& raw) {
+          columns.template store_all<kUnroll>(base_of(begin + i), [&](int item, int k) { return value(raw, item, k); });
+        });
   });
 }
 
@@ -1244,6 +1249,7 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
                       static_cast<int>(std::bit_width(static_cast<unsigned>(fold.elements))) - 1};
   arguments.splits = plan.splits;
   arguments.run = work::Divider(plan.run);
+  arguments.own = plan.rows_per_block / kVector;
   arguments.along = work::Divider(plan.threads_per_row / plan.cluster);
   arguments.cluster = plan.cluster;
   arguments.outer_axis = decltype(arguments.outer_axis)(problem.outer);

@@ -134,6 +134,20 @@ void walk_split_rows(const Problem& problem, const Plan& plan, Counts& counts) {
   }
 }
 
+// Where they meet, its blocks take turns at steps of a row.
+void walk_meeting_rows(const Problem& problem, const Plan& plan, Counts& counts) {
+  const std::int64_t step = std::int64_t{plan.block} * plan.items;
+  for (std::int64_t block = 0; block < plan.grid; ++block) {
+    const std::int64_t row = block / plan.splits;
+    const int phase = phase_of(problem, plan, row);
+    const std::int64_t vectors = work::vectors_in_row(problem.dim.size, plan.vector, phase);
+    const work::Turns turns = work::turns_of(block % plan.splits, plan.splits, step);
+    for (std::int64_t first = turns.first; first < vectors; first += turns.apart)
+      for (std::int64_t vector = first; vector < std::min(first + step, vectors); ++vector)
+        counts.row_elements(row, work::first_element<std::int64_t>(vector, 1, 0, plan.vector, phase), plan.vector);
+  }
+}
+
 std::int64_t result_offset(const Problem& problem, std::int64_t outer, std::int64_t element) {
   const auto offset = [](const Axis& axis, std::int64_t i) {
     return axis.rank == 0 ? 0 : i * axis.groups[0].stride[kResult];
@@ -232,7 +246,7 @@ void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts)
     for (int index = 0; index < plan.block; ++index) {
       const work::TileThread thread = work::tile_thread(index, run, dims);
       const std::int64_t column = block / plan.splits * width + thread.column;
-      if (column >= columns) continue;
+      if (thread.column >= width || column >= columns) continue;
       const std::int64_t outer = column / inner;
       const int phase = fold.folds ? phase_of(problem, plan, outer) : 0;
       const work::Turns turns = work::turns_of(block % plan.splits, plan.splits, std::int64_t{along} * plan.items);
@@ -261,7 +275,9 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
         walk_held_rows(problem, plan, counts);
       break;
     case Regime::online: walk_online_rows(problem, plan, counts); break;
-    case Regime::split: walk_split_rows(problem, plan, counts); break;
+    case Regime::split:
+      plan.meets ? walk_meeting_rows(problem, plan, counts) : walk_split_rows(problem, plan, counts);
+      break;
     case Regime::strided:
       if (staggers_columns(plan))
         walk_staggered_columns(problem, plan, counts);

@@ -194,6 +194,29 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
 }
 
 int sources_of(const Problem& problem) { return problem.direction == Direction::backward ? 2 : 1; }
+
+std::int64_t bytes_read(const Problem& problem) {
+  return problem.elements() * size_of(problem.source) * sources_of(problem);
+}
+
+// And what a block takes at once.
+int bytes_of_step(const Problem& problem, const Plan& plan) {
+  return plan.block * plan.items * plan.vector * size_of(problem.source) * sources_of(problem);
+}
+
+// Of a plan that reads twice, from vectors: where it is worth it, all blocks run at once, and each keeps what registers
+// and shared memory have room for of its `steps`. What is read is more than a part of L2, and at most so many times
+// what is kept.
+void let_meet(Plan& plan, const Problem& problem, const Device& device, std::int64_t steps, int l2_part, double most) {
+  const std::int64_t read = bytes_read(problem), step = bytes_of_step(problem, plan);
+  const std::int64_t room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block) - plan.shared_bytes;
+  if (room < 0 || plan.grid > device.multiprocessors || l2_part * read <= device.l2_bytes) return;
+  const auto in_shared = std::clamp<std::int64_t>(steps - tuning::kMeetingHeldSteps, 0, room / step);
+  const std::int64_t kept = std::min<std::int64_t>(steps, in_shared + tuning::kMeetingHeldSteps);
+  if (static_cast<double>(read) > most * static_cast<double>(kept * step * plan.grid)) return;
+  plan.meets = true;
+  plan.shared_bytes += static_cast<int>(in_shared * step);
+}
 std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp) * kWarp; }
 
 // Threads, in whole warps, that hold a row or a part of one, where so many vectors of the row come to each.
@@ -569,7 +592,21 @@ Offer offer_split(const Problem& problem, const Rows& rows, const Device& device
   plan.grid = rows.count * plan.splits;
   plan.workspace_bytes = plan.grid * rows.state_bytes;
   plan.why = "fewer rows than the GPU has room for: blocks share a row, states meet in a workspace";
-  return {plan};
+  if (!tuning::split_rows_may_meet(size_of(problem.source), size_of(problem.result), problem.fused.any) ||
+      device.compute_capability < tuning::kAllKernelsFrom)
+    return {plan};
+  Plan meeting = plan;
+  meeting.items = tuning::meeting_vectors(problem.direction);
+  meeting.block = meeting.threads_per_row = tuning::kMeetingThreads;
+  meeting.splits = std::max<std::int64_t>(device.multiprocessors / rows.count, 1);
+  meeting.grid = rows.count * meeting.splits;
+  meeting.workspace_bytes = without_meeting(problem, meeting).grid * rows.state_bytes;
+  let_meet(meeting, problem, device, divide_up(divide_up(rows.vectors, meeting.block * meeting.items), meeting.splits),
+           tuning::kSplitMeetingL2Part, tuning::kSplitMeetingMost);
+  if (!meeting.meets) return {plan};
+  meeting.run = meeting.shared_bytes / bytes_of_step(problem, meeting);
+  meeting.why = "fewer rows than the GPU has room for: blocks share a row, meet, and keep what they have room for";
+  return {meeting};
 }
 
 // ---- strided ------------------------------------------------------------------------------------------------------
@@ -709,10 +746,6 @@ bool holds_vectors(const Problem& problem, const Plan& plan) {
 
 bool words_shift(const Problem& problem, const Plan& plan) {
   return !holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector);
-}
-
-std::int64_t bytes_read(const Problem& problem) {
-  return problem.elements() * size_of(problem.source) * sources_of(problem);
 }
 
 // Columns that a thread moves at once, where they are read twice. Folded ones tell their states through the workspace.
@@ -1366,13 +1399,8 @@ bool shifts_strips(const Problem& problem, const Plan& plan) {
 // shared memory.
 int states_bytes_of_teams(const Problem& problem, const Plan& plan) {
   const int teams = plan.threads_per_row / work::tile_team(plan.run, plan.threads_per_row);
-  const int bytes = state_bytes(problem), columns = plan.rows_per_block;
+  const int bytes = state_bytes(problem), columns = plan.run * plan.vector;
   return teams > 1 ? (columns + teams * work::states_of_team(columns, bytes)) * bytes : 0;
-}
-
-// And what a block takes at once.
-int bytes_of_step(const Problem& problem, const Plan& plan) {
-  return plan.block * plan.items * plan.vector * size_of(problem.source) * sources_of(problem);
 }
 
 // Whether a tile takes longer. Not so, as far as is known, of float64 and of what is fused.
@@ -1419,7 +1447,10 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   while (width < neighbours && width * plan.vector * bytes > tuning::kLineBytes &&
          tuning::kStridedOnlineSegments * width > neighbours)
     width /= 2;
-  const std::int64_t tiles = divide_up(columns, width);
+  // of few folded slabs, each is a tile
+  const bool slabs =
+      fold.folds && neighbours <= width && tuning::kStridedOnlineLarge * problem.outer.size <= device.multiprocessors;
+  const std::int64_t own = slabs ? neighbours : width, tiles = divide_up(columns, own);
   // every block of a tile combines the states of all: where there are many, fewer and larger ones
   const bool large = tuning::strided_online_has_vectors(plan.vector, problem.fused.any) ||
                      tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
@@ -1433,27 +1464,16 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.splits = std::clamp<std::int64_t>(std::min(device.multiprocessors * blocks / tiles, room), 1, useful);
   plan.run = static_cast<int>(width);
   plan.threads_per_row = static_cast<int>(along);
-  plan.rows_per_block = static_cast<int>(width * plan.vector);
+  plan.rows_per_block = static_cast<int>(own * plan.vector);
   plan.block = static_cast<int>(along * width);
   plan.grid = tiles * plan.splits;
 
   plan.shared_bytes = states_bytes_of_teams(problem, plan);
   if (plan.splits == 1 && !fold.folds) return plan;
   plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
-  const std::int64_t read = bytes_read(problem);
-  const int step = bytes_of_step(problem, plan);
-  const int most = (tuning::dynamic_shared_bytes(device.shared_bytes_per_block) - plan.shared_bytes) / step;
-  if (tuning::strided_online_has_vectors(plan.vector, problem.fused.any) && most >= 0 &&
-      (!fold.folds || tuning::strided_online_folded_meets(bytes, problem.direction)) &&
-      plan.grid <= device.multiprocessors && tuning::kMeetingL2Part * read > device.l2_bytes) {
-    const std::int64_t own = divide_up(divide_up(fold.dim, along * plan.items), plan.splits);
-    const auto in_shared = std::clamp<std::int64_t>(own - tuning::kMeetingHeldSteps, 0, most);
-    const std::int64_t kept = std::min<std::int64_t>(own, in_shared + tuning::kMeetingHeldSteps);
-    if (tuning::kMeetingKeptPart * kept * step * plan.grid >= read) {
-      plan.meets = true;
-      plan.shared_bytes += static_cast<int>(in_shared * step);
-    }
-  }
+  if (tuning::strided_online_has_vectors(plan.vector, problem.fused.any))
+    let_meet(plan, problem, device, divide_up(divide_up(fold.dim, along * plan.items), plan.splits),
+             tuning::kMeetingL2Part, tuning::strided_meeting_most(bytes, problem.direction, fold.folds));
   return plan;
 }
 
@@ -1479,7 +1499,8 @@ bool rather_columns(const Problem& problem, const Device& device) {
 }
 
 // A plan for interleaved_rows(), for the problem that they come from.
-Plan interleaved(Plan plan) {
+Plan interleaved(const Problem& problem, Plan plan) {
+  if (plan.meets) plan = without_meeting(problem, plan);  // for which there is no such kernel
   plan.interleaved = tuning::kInterleavedColumns;
   plan.workspace_bytes *= plan.interleaved;
   plan.why = plan.regime == Regime::cluster
@@ -1492,7 +1513,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
   if ((regime == Regime::cluster || regime == Regime::split) && columns_interleave(problem, device)) {
     const Offer offer = offer_of(regime, interleaved_rows(problem), device, architecture);
-    return offer.plan ? Offer{interleaved(*offer.plan)} : offer;
+    return offer.plan ? Offer{interleaved(problem, *offer.plan)} : offer;
   }
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
   if (!fused_steps_are_ints(problem.dim.groups[0])) return {{}, "the mask or the bias has elements 2^31 apart"};
@@ -1524,7 +1545,15 @@ int kept_steps(const Problem& problem, const Plan& plan) {
 Plan without_meeting(const Problem& problem, const Plan& plan) {
   Plan two_launches = plan;
   two_launches.meets = false;
-  two_launches.shared_bytes = states_bytes_of_teams(problem, plan);
+  if (plan.regime == Regime::split) {
+    two_launches.items = tuning::online_vectors(problem.direction, problem.fused.any);
+    two_launches.block = two_launches.threads_per_row = tuning::kOnlineBlock;
+    two_launches.splits *= tuning::kSplitBlocks;
+    two_launches.grid *= tuning::kSplitBlocks;
+    two_launches.run = two_launches.shared_bytes = 0;
+  } else {
+    two_launches.shared_bytes = states_bytes_of_teams(problem, plan);
+  }
   return two_launches;
 }
 
@@ -1685,7 +1714,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   }
   if (columns_interleave(problem, device) && !rather_columns(problem, device)) {
     const Plan plan = cuda_plan(interleaved_rows(problem), device, {});
-    if (plan.regime == Regime::cluster || plan.regime == Regime::split) return interleaved(plan);
+    if (plan.regime == Regime::cluster || plan.regime == Regime::split) return interleaved(problem, plan);
   }
   if (!problem.contiguous_rows() || !fused_steps_are_ints(problem.dim.groups[0]))
     return strided_plan(problem, device, architecture);

@@ -451,6 +451,22 @@ inline constexpr int kOnlineClusterRows = 2;  // that each cluster has at least:
 constexpr int online_vectors(Direction direction, bool fused) {
   return direction == Direction::backward || fused ? 2 : 4;
 }
+// Rows that are split, of which nothing is fused: all blocks run at once, one of so many threads, with 128 registers,
+// on a multiprocessor, who have two steps of as many vectors under way. They meet between the passes, and keep the last
+// of these steps in registers, and others in shared memory, so that the second pass need not read those (an H200 takes
+// for 1 x 16777216 of float32 45.9 us, two launches 54.0, of 16 bits 25.2, 28.4, backward 73.9, 80.6, 34.9, 42.7; by
+// eight vectors as long). Less than such a part of L2 two launches find there, and these begin while a kernel before
+// them ends (1 x 4194304 of float32 15.9 us, 15.8, of 8388608 24.4, 28.3). Nor is it worth it where less than such a
+// part is kept (1 x 67108864 backward 330 us, 309; 1 x 33554432 154, 157).
+constexpr bool split_rows_may_meet(int source_bytes, int result_bytes, bool fused) {
+  return source_bytes == result_bytes && source_bytes < 8 && !fused;
+}
+inline constexpr int kMeetingThreads = 512;
+constexpr int meeting_vectors(Direction direction) { return 6 / held_operands(direction); }
+inline constexpr int kMeetingHeldSteps = 2;  // that stay in registers
+inline constexpr int kSplitMeetingL2Part = 3;
+inline constexpr double kSplitMeetingMost = 6;
+
 inline constexpr std::int64_t kFewRowsMinDim = 4096;  // narrower rows are latency, however many blocks share them
 // vectors that a thread of a split row has at least: less is launch latency
 inline constexpr std::int64_t kSplitMinVectors = 4;
@@ -870,7 +886,7 @@ inline constexpr std::int64_t kWorkspaceBytes = 1 << 20;  // of splits, at most,
 inline constexpr int kStridedOnlineMinBlocks = 3;  // a multiprocessor: 80 registers a thread; and blocks of a grid
 inline constexpr int kStridedOnlineThreads = kStridedOnlineBlock * kStridedOnlineMinBlocks;
 // Vectors of which nothing is fused have a kernel of their own: fewer threads, with 128 registers, who have two steps
-// of as many vectors under way, and hold them between the passes, where blocks meet.
+// of as many vectors under way, as split rows do that meet.
 constexpr bool strided_online_has_vectors(int vector, bool fused) { return vector > 1 && !fused; }
 inline constexpr int kStridedVectorsThreads = 512;
 constexpr int strided_online_threads(int vector, bool fused) {
@@ -896,18 +912,17 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 // launches 106, of 16 bits 54.3, 60.4, backward 78.9, 82.3; 1 x 50257 x 512 of 16 bits 41.8, 48.6; 1 x 125000 x 64 of
 // float32 30.3, 33.7). Less than so much of L2 two launches find there, and these begin while a kernel before them ends
 // (an H100 takes for 1 x 100000 x 16 of float32 17.0 us, 16.7).
-inline constexpr int kMeetingHeldSteps = 2;  // that stay in registers
-inline constexpr int kSplitsTogether = 9;    // states under way at once: half of what each of 512 threads has of 64
-                                             // columns that are spread over 132 multiprocessors
+inline constexpr int kSplitsTogether = 9;  // states under way at once: half of what each of 512 threads has of 64
+                                           // columns that are spread over 132 multiprocessors
 inline constexpr int kMeetingL2Part = 6;
-// Nor is it worth it where less than such a part is kept: blocks that run at once drift apart, and two launches bring
-// them together (an H200 takes for 3 x 40000 x 700 of float32 backward 549 us, two launches 443; 1 x 40000 x 4000 of 16
-// bits 455, 410; but 1 x 500000 x 64 of float32 154, 157).
-inline constexpr int kMeetingKeptPart = 10;
-// Folded ones have no registers to spare: 4 x 30000 x 257 of 16 bits takes 55.2 us, two launches 62.2, but backward
-// 93.3, 83.8, and of float32 124, 116.
-constexpr bool strided_online_folded_meets(int source_bytes, Direction direction) {
-  return source_bytes == 2 && direction == Direction::forward;
+// Nor is it worth it where more is read than so many times what is kept: blocks that run at once drift apart, and two
+// launches bring them together (an H200 takes for 3 x 40000 x 700 of float32 backward 549 us, two launches 443; 1 x
+// 40000 x 4000 of 16 bits 455, 410; but 1 x 500000 x 64 of float32 154, 157). Folded ones have no registers to spare (4
+// x 30000 x 257 of 16 bits takes 55.2 us, two launches 62.2, but backward 93.3, 83.8, and of float32 124, 116), and do
+// so only where nearly all is kept (1 x 400000 x 17 of float32 32.8 us, two launches 36.8, 1 x 1000000 x 7 backward of
+// 16 bits 20.2, 23.0; but 1 x 300000 x 33 40.7, 37.7).
+constexpr double strided_meeting_most(int source_bytes, Direction direction, bool folds) {
+  return folds && !(source_bytes == 2 && direction == Direction::forward) ? 0.8 : 10;
 }
 
 // Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x

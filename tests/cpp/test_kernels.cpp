@@ -236,6 +236,16 @@ int main() {
   auto runs = testing::run(cases, {device, small, blackwell, ampere, old}, 5, launch);
   CHECK(runs["total"] > 2400);
   CHECK(runs["strided, twice, meeting"] > 10);
+  // rows whose blocks meet: of steps that are kept and that are read again, with ends within vectors and without
+  Device meeting = ampere;
+  meeting.shared_bytes_per_block = 100 << 10;
+  runs = testing::run({{{1, 200003}, {}, {1}, 1},
+                       {{2, 60000}, {60008, 1}, {1}, 3},
+                       {{3, 90001}, {}, {1}},
+                       {{1, 131072}, {}, {1}},
+                       {{2, 50002}, {}, {1}, 2, true}},
+                      {meeting}, 1000, launch, [](const Plan& plan) { return plan.regime == Regime::split; });
+  CHECK(runs["split, meeting"] > 20);
   // rows that are long for the clusters of a GPU with one multiprocessor, in every regime: read twice, and kept
   Device roomy = small;
   roomy.shared_bytes_per_block = 227 << 10;
@@ -274,6 +284,14 @@ int main() {
   runs = testing::run(long_columns, {ampere}, 5, launch);
   CHECK(runs["strided, folded, twice"] > 40);
   CHECK(runs["strided, folded, twice, meeting"] > 3);
+  Device wider = ampere;  // to which a few slabs are a tile each
+  wider.multiprocessors = 48;
+  runs = testing::run({{{1, 9001, 7}, {}, {1}, 3},
+                       {{2, 7000, 21}, {}, {1}, 5},
+                       {{3, 5003, 9}, {}, {1}},
+                       {{2, 9000, 3}, {27002, 3, 1}, {1}, 1, true}},
+                      {wider}, 5, launch);
+  CHECK(runs["strided, folded, twice, meeting"] > 3);
   // and for the registers of clusters, unless threads have more than they rather would
   CHECK(testing::run({{{1, 20001, 9}, {}, {1}}}, {small}, 5, launch)["total"] > 3);
   // halves of vectors, of which threads have a part in shared memory: alone and over clusters, in whole strips and in
@@ -303,6 +321,6 @@ int main() {
   const std::vector<testing::Case> turns{
       {{600, 257}, {}, {1}}, {{5, 120, 257}, {}, {2}}, {{2100, 33}, {}, {1}}, {{3, 170, 198}, {}, {2}}};
   CHECK(testing::run(turns, {small}, 5, launch)["warp, fused"] > 10);
-  CHECK_EQUAL(cuda::kernels_compiled(), 1022);  // more of them take longer to compile: is it worth it?
+  CHECK_EQUAL(cuda::kernels_compiled(), 1028);  // more of them take longer to compile: is it worth it?
   return summary();
 }

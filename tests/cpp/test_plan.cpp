@@ -208,6 +208,17 @@ int main() {
         CHECK(covers(slabs, vectors));
       }
   CHECK(twice > 5);
+  // split rows that meet, whose parts find room in shared memory or not; in two launches blocks are as small as ever
+  for (const DType dtype : {DType::float32, DType::float16})
+    for (const bool backward : {false, true})
+      for (const auto& [outer, dim] : {std::pair{1, 4000003}, {3, 700000}, {40, 100001}}) {
+        const Problem rows = problem(outer, dim, 1, dtype, backward);
+        const Plan meeting = plan(rows, gpu(90), Regime::split), apart = without_meeting(rows, meeting);
+        CHECK(meeting.meets && meeting.grid <= 132 && meeting.shared_bytes <= gpu(90).shared_bytes_per_block);
+        CHECK(!apart.meets && apart.block < meeting.block);
+        CHECK(apart.grid * (backward ? 4 : 8) <= meeting.workspace_bytes);
+        CHECK(covers(rows, meeting) && covers(rows, apart));
+      }
   // words of several columns a thread, where those are many
   for (const auto& [dim, turns] : {std::pair{8, 4}, {9, 3}, {17, 2}, {25, 2}, {33, 1}}) {
     CHECK(plan(problem(2, dim, 131073), gpu(90)).rows_per_block == turns * (dim > 32 ? 64 : 128));
