@@ -33,6 +33,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((3, 2049), 1, (None,)),
     ((2, 9000), 1, (None, "block", "cluster", "online", "split")),
     ((1, 300000), 1, (None, "split")),
+    ((1, 9_000_001), 1, (None,), 1),  # whose blocks meet between the passes
     ((2, 19, 64), 1, (None,)),
     ((2, 19, 49), 1, (None,)),
     ((1, 5000, 3), 1, (None,)),
@@ -56,7 +57,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((16, 20_001, 9), 1, (None,), 1),  # backward by threads that have more
     ((1, CLUSTERS_OF_16[3], 33), 1, (None,), 1),  # or, backward and of 32 bits, read twice
     ((1, 200_001, 24), 1, (None,), 1),  # whose blocks meet between the passes
-    ((1, 150_001, 33), 1, (None,), 1),  # folded, of 16 bits
+    ((1, 150_001, 33), 1, (None,), 1),  # folded
+    ((2, 350_001, 7), 1, (None,), 1),  # in slabs that are a tile each
     ((2, 9, 131201), 1, (None,), 1),  # so many columns that threads have several
     ((1, 3, 2_400_001), 1, (None,), 1),  # and still more, whose vectors begin elsewhere in each row
     ((3, 13, 400_003), 1, (None,), 1),
