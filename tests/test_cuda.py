@@ -453,7 +453,7 @@ def test_columns_so_long_that_blocks_meet(outer: int, inner: int, dtype: torch.d
     vectors = inner % (16 // dtype.itemsize) == 0
     strided = chosen.regime == "strided"  # two columns may be a row, which is split
     if ndsoftmax._C.device("cuda").compute_capability >= 80 and strided and chosen.passes == 2:
-        assert chosen.meets == (vectors or dtype.itemsize < 8)  # those are folded
+        assert chosen.meets or not (vectors or dtype.itemsize == 2)  # folded ones of 32 bits where all is kept
     assert_forward_and_backward(x, log=log)
 
 

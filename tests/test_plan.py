@@ -389,6 +389,7 @@ def test_only_forward_stages_rows_that_start_on_16_bytes(dim: int, dtype: torch.
         ("H200", (4, 30_000, 257), torch.bfloat16, False, True),  # folded
         ("H200", (4, 30_000, 257), torch.bfloat16, True, False),
         ("H200", (4, 30_000, 257), torch.float32, False, False),
+        ("H200", (1, 700_000, 7), torch.float32, False, True),  # of which all is kept
         ("H200", (1, 100_000, 16), torch.float32, False, False),  # of which L2 keeps all
         ("H200", (1, 500_000, 63), torch.float64, False, False),  # single columns
         ("H200", (1, 300_000, 20_000), torch.float32, False, False),  # more tiles than multiprocessors
@@ -592,6 +593,7 @@ def test_a_row_that_is_split_is_read_by_four_blocks_a_multiprocessor() -> None:
         ("H200", (1, 1 << 23), torch.float64, False, False),
         ("H200", (1, 1 << 23, 2), torch.float32, False, False),  # columns that are a row
         ("A100", (1, 1 << 24), torch.bfloat16, False, True),
+        ("A100", (55, 76_260), torch.float32, False, False),  # half of the multiprocessors would have no row
         ("T4", (1, 1 << 24), torch.float32, False, False),
     ],
 )

@@ -204,19 +204,19 @@ int bytes_of_step(const Problem& problem, const Plan& plan) {
   return plan.block * plan.items * plan.vector * size_of(problem.source) * sources_of(problem);
 }
 
-// Of a plan that reads twice, from vectors: where it is worth it, all blocks run at once, and each keeps what registers
-// and shared memory have room for of its `steps`. What is read is more than a part of L2, and at most so many times
-// what is kept.
-void let_meet(Plan& plan, const Problem& problem, const Device& device, std::int64_t steps, int l2_part, double most) {
-  const std::int64_t read = bytes_read(problem), step = bytes_of_step(problem, plan);
+// Of a plan that reads twice, from vectors: where it is worth it, all blocks run at once, and each keeps of its `steps`
+// what registers and shared memory have room for: `least` of them or more, where more than a part of L2 is read.
+void let_meet(Plan& plan, const Problem& problem, const Device& device, std::int64_t steps, int l2_part, double least) {
   const std::int64_t room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block) - plan.shared_bytes;
-  if (room < 0 || plan.grid > device.multiprocessors || l2_part * read <= device.l2_bytes) return;
+  if (room < 0 || plan.grid > device.multiprocessors || l2_part * bytes_read(problem) <= device.l2_bytes) return;
+  const int step = bytes_of_step(problem, plan);
   const auto in_shared = std::clamp<std::int64_t>(steps - tuning::kMeetingHeldSteps, 0, room / step);
   const std::int64_t kept = std::min<std::int64_t>(steps, in_shared + tuning::kMeetingHeldSteps);
-  if (static_cast<double>(read) > most * static_cast<double>(kept * step * plan.grid)) return;
+  if (static_cast<double>(kept) < least * static_cast<double>(steps)) return;
   plan.meets = true;
   plan.shared_bytes += static_cast<int>(in_shared * step);
 }
+
 std::int64_t whole_warps(std::int64_t threads) { return divide_up(threads, kWarp) * kWarp; }
 
 // Threads, in whole warps, that hold a row or a part of one, where so many vectors of the row come to each.
@@ -583,7 +583,8 @@ Offer offer_online(const Problem& problem, const Rows& rows, const Device& devic
   return {plan};
 }
 
-Offer offer_split(const Problem& problem, const Rows& rows, const Device& device) {
+// In two launches.
+Plan split_plan(const Problem& problem, const Rows& rows, const Device& device) {
   Plan plan = online_plan(problem, rows, tuning::kOnlineBlock);
   const std::int64_t room = device.multiprocessors * tuning::kSplitBlocks;
   const std::int64_t useful = divide_up(rows.vectors, plan.block * tuning::kSplitMinVectors);
@@ -592,6 +593,11 @@ Offer offer_split(const Problem& problem, const Rows& rows, const Device& device
   plan.grid = rows.count * plan.splits;
   plan.workspace_bytes = plan.grid * rows.state_bytes;
   plan.why = "fewer rows than the GPU has room for: blocks share a row, states meet in a workspace";
+  return plan;
+}
+
+Offer offer_split(const Problem& problem, const Rows& rows, const Device& device) {
+  const Plan plan = split_plan(problem, rows, device);
   if (!tuning::split_rows_may_meet(size_of(problem.source), size_of(problem.result), problem.fused.any) ||
       device.compute_capability < tuning::kAllKernelsFrom)
     return {plan};
@@ -601,8 +607,10 @@ Offer offer_split(const Problem& problem, const Rows& rows, const Device& device
   meeting.splits = std::max<std::int64_t>(device.multiprocessors / rows.count, 1);
   meeting.grid = rows.count * meeting.splits;
   meeting.workspace_bytes = without_meeting(problem, meeting).grid * rows.state_bytes;
-  let_meet(meeting, problem, device, divide_up(divide_up(rows.vectors, meeting.block * meeting.items), meeting.splits),
-           tuning::kSplitMeetingL2Part, tuning::kSplitMeetingMost);
+  if (static_cast<double>(meeting.grid) >= tuning::kSplitMeetingFilled * device.multiprocessors)
+    let_meet(meeting, problem, device,
+             divide_up(divide_up(rows.vectors, meeting.block * meeting.items), meeting.splits),
+             tuning::kSplitMeetingL2Part, tuning::kSplitMeetingKept);
   if (!meeting.meets) return {plan};
   meeting.run = meeting.shared_bytes / bytes_of_step(problem, meeting);
   meeting.why = "fewer rows than the GPU has room for: blocks share a row, meet, and keep what they have room for";
@@ -1473,7 +1481,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
   if (tuning::strided_online_has_vectors(plan.vector, problem.fused.any))
     let_meet(plan, problem, device, divide_up(divide_up(fold.dim, along * plan.items), plan.splits),
-             tuning::kMeetingL2Part, tuning::strided_meeting_most(bytes, problem.direction, fold.folds));
+             tuning::kMeetingL2Part, tuning::strided_meeting_kept(bytes, problem.direction, fold.folds));
   return plan;
 }
 
@@ -1499,8 +1507,11 @@ bool rather_columns(const Problem& problem, const Device& device) {
 }
 
 // A plan for interleaved_rows(), for the problem that they come from.
-Plan interleaved(const Problem& problem, Plan plan) {
-  if (plan.meets) plan = without_meeting(problem, plan);  // for which there is no such kernel
+Plan interleaved(const Problem& problem, const Device& device, Plan plan) {
+  if (plan.meets) {  // for which there is no such kernel
+    const Problem rows = interleaved_rows(problem);
+    plan = split_plan(rows, rows_of(rows, device), device);
+  }
   plan.interleaved = tuning::kInterleavedColumns;
   plan.workspace_bytes *= plan.interleaved;
   plan.why = plan.regime == Regime::cluster
@@ -1513,7 +1524,7 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
   if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
   if ((regime == Regime::cluster || regime == Regime::split) && columns_interleave(problem, device)) {
     const Offer offer = offer_of(regime, interleaved_rows(problem), device, architecture);
-    return offer.plan ? Offer{interleaved(problem, *offer.plan)} : offer;
+    return offer.plan ? Offer{interleaved(problem, device, *offer.plan)} : offer;
   }
   if (!problem.contiguous_rows()) return {{}, "the elements of a row are not neighbours in memory"};
   if (!fused_steps_are_ints(problem.dim.groups[0])) return {{}, "the mask or the bias has elements 2^31 apart"};
@@ -1714,7 +1725,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
   }
   if (columns_interleave(problem, device) && !rather_columns(problem, device)) {
     const Plan plan = cuda_plan(interleaved_rows(problem), device, {});
-    if (plan.regime == Regime::cluster || plan.regime == Regime::split) return interleaved(problem, plan);
+    if (plan.regime == Regime::cluster || plan.regime == Regime::split) return interleaved(problem, device, plan);
   }
   if (!problem.contiguous_rows() || !fused_steps_are_ints(problem.dim.groups[0]))
     return strided_plan(problem, device, architecture);

@@ -457,7 +457,8 @@ constexpr int online_vectors(Direction direction, bool fused) {
 // for 1 x 16777216 of float32 45.9 us, two launches 54.0, of 16 bits 25.2, 28.4, backward 73.9, 80.6, 34.9, 42.7; by
 // eight vectors as long). Less than such a part of L2 two launches find there, and these begin while a kernel before
 // them ends (1 x 4194304 of float32 15.9 us, 15.8, of 8388608 24.4, 28.3). Nor is it worth it where less than such a
-// part is kept (1 x 67108864 backward 330 us, 309; 1 x 33554432 154, 157).
+// part is kept (1 x 67108864 backward 330 us, 309; 1 x 33554432 154, 157), or where whole rows come to so few
+// multiprocessors that less than such a part has any (27 x 600000, 108 of 132, 49.3 us, 51.8).
 constexpr bool split_rows_may_meet(int source_bytes, int result_bytes, bool fused) {
   return source_bytes == result_bytes && source_bytes < 8 && !fused;
 }
@@ -465,7 +466,8 @@ inline constexpr int kMeetingThreads = 512;
 constexpr int meeting_vectors(Direction direction) { return 6 / held_operands(direction); }
 inline constexpr int kMeetingHeldSteps = 2;  // that stay in registers
 inline constexpr int kSplitMeetingL2Part = 3;
-inline constexpr double kSplitMeetingMost = 6;
+inline constexpr double kSplitMeetingKept = 1.0 / 6;
+inline constexpr double kSplitMeetingFilled = 0.8;
 
 inline constexpr std::int64_t kFewRowsMinDim = 4096;  // narrower rows are latency, however many blocks share them
 // vectors that a thread of a split row has at least: less is launch latency
@@ -915,14 +917,14 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 inline constexpr int kSplitsTogether = 9;  // states under way at once: half of what each of 512 threads has of 64
                                            // columns that are spread over 132 multiprocessors
 inline constexpr int kMeetingL2Part = 6;
-// Nor is it worth it where more is read than so many times what is kept: blocks that run at once drift apart, and two
-// launches bring them together (an H200 takes for 3 x 40000 x 700 of float32 backward 549 us, two launches 443; 1 x
-// 40000 x 4000 of 16 bits 455, 410; but 1 x 500000 x 64 of float32 154, 157). Folded ones have no registers to spare (4
-// x 30000 x 257 of 16 bits takes 55.2 us, two launches 62.2, but backward 93.3, 83.8, and of float32 124, 116), and do
-// so only where nearly all is kept (1 x 400000 x 17 of float32 32.8 us, two launches 36.8, 1 x 1000000 x 7 backward of
-// 16 bits 20.2, 23.0; but 1 x 300000 x 33 40.7, 37.7).
-constexpr double strided_meeting_most(int source_bytes, Direction direction, bool folds) {
-  return folds && !(source_bytes == 2 && direction == Direction::forward) ? 0.8 : 10;
+// Nor is it worth it where less than such a part is kept: blocks that run at once drift apart, and two launches bring
+// them together (an H200 takes for 3 x 40000 x 700 of float32 backward 549 us, two launches 443; 1 x 40000 x 4000 of 16
+// bits 455, 410; but 1 x 500000 x 64 of float32 154, 157). Folded ones have no registers to spare (4 x 30000 x 257 of
+// 16 bits takes 55.2 us, two launches 62.2, but backward 93.3, 83.8, and of float32 124, 116), and do so only where all
+// is kept (1 x 1000000 x 7 of float32 26.3 us, two launches 32.1, backward of 16 bits 20.2, 23.0; but 1 x 300000 x 33
+// 40.7, 37.7).
+constexpr double strided_meeting_kept(int source_bytes, Direction direction, bool folds) {
+  return folds && !(source_bytes == 2 && direction == Direction::forward) ? 1 : 0.1;
 }
 
 // Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x
