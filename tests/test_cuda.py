@@ -452,8 +452,10 @@ def test_columns_so_long_that_blocks_meet(outer: int, inner: int, dtype: torch.d
     chosen = ndsoftmax.explain(x, 1, log=log)
     vectors = inner % (16 // dtype.itemsize) == 0
     strided = chosen.regime == "strided"  # two columns may be a row, which is split
+    folded = not vectors and dtype.itemsize < 8
     if ndsoftmax._C.device("cuda").compute_capability >= 80 and strided and chosen.passes == 2:
-        assert chosen.meets or not (vectors or dtype.itemsize == 2)  # folded ones of 32 bits where all is kept
+        # folded ones of 32 bits do where all is kept, which depends on the GPU
+        assert chosen.meets == (vectors or folded) or (folded and dtype.itemsize == 4)
     assert_forward_and_backward(x, log=log)
 
 

@@ -4,10 +4,10 @@
 // many: few of them are under way then, so that L2 has nearly all, and shared memory keeps what it has room for. Split:
 // plan.splits blocks a row come to the states of its parts, which pass through the workspace; a second launch, of small
 // blocks, which is how memory is written fastest, combines those of its row, each block all of them, in the same order.
-// It begins before the first has ended, loads meanwhile, and goes backwards as well. Of rows of more than L2 is good
-// for (Plan::meets), all blocks run at once instead, one a multiprocessor, meet between the passes, and keep what
-// registers and shared memory have room for. Rows may have more than 2^31 elements. Exponentials are computed twice, so
-// that 16-bit rows are bound by those.
+// It begins before the first has ended, loads meanwhile, and goes backwards as well. Where rows are a larger part of L2
+// than it keeps for that (Plan::meets), all blocks run at once instead, one a multiprocessor, meet between the passes,
+// and keep what registers and shared memory have room for. Rows may have more than 2^31 elements. Exponentials are
+// computed twice, so that 16-bit rows are bound by those.
 #include <cooperative_groups.h>
 
 #include "cuda/dispatch.cuh"

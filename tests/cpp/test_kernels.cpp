@@ -253,8 +253,8 @@ int main() {
   CHECK(runs["online, clusters"] > 30);
   CHECK(runs["online, clusters, fused"] > 30);
   // and for the registers and the shared memory of clusters, which read the rest twice
-  runs = testing::run({{{4, 700003}, {}, {1}, 1}}, {blackwell}, 1000, launch);
-  CHECK(runs["cluster, clusters, twice"] >= 5);
+  runs = testing::run({{{4, 900003}, {}, {1}}, {{4, 700000}, {700008, 1}, {1}, 1}}, {blackwell}, 1000, launch);
+  CHECK(runs["cluster, clusters, twice"] >= 10);
   // or have all of a row there, what shared memory has first: clusters of sixteen blocks and, of 16 bits, of eight
   runs = testing::run({{{4, 250001}, {}, {1}, 1}, {{12, 200001}, {}, {1}, 3}, {{4, 500000}, {500008, 1}, {1}}},
                       {device}, 1000, launch,
