@@ -210,16 +210,21 @@ struct Forward {
     auto most = raw[0].source;
 #pragma unroll
     for (int i = 1; i < kItems; ++i) most = most.larger(raw[i].source);
+    PartialSums<Real, kItems, tuning::kPartialSumsOfFew> sums[kColumns];
+    Real shift[kColumns];
 #pragma unroll
     for (int k = 0; k < kColumns; ++k) {
       const Real max = larger(state[k].max, most.widened(k));
       state[k].sum *= rescale(state[k].max, max);
       state[k].max = max;
-      Term terms[kItems];
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) terms[i] = raw[i].source.widened(k);
-      add<kItems>(state[k], terms);
+      shift[k] = State::shift(max);
     }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) sums[k].add(i, exponential(raw[i].source.widened(k) - shift[k], log));
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k) state[k].sum += sums[k].total();
   }
 
   // A distance from the maximum of the row in two parts is off by an ulp, which 16 bits do not show.

@@ -242,6 +242,13 @@ int main() {
   runs = testing::run({{{1, 90003}, {}, {1}, 1}, {{2, 40000}, {40008, 1}, {1}, 3}, {{2, 30001}, {}, {1}, 0, true}},
                       {meeting}, 1000, launch, [](const Plan& plan) { return plan.meets; });
   CHECK(runs["split, meeting"] > 8);
+  // where there are more blocks than whole steps, of rows and of columns: some have nothing, or only the end
+  Device idle = meeting;
+  idle.multiprocessors = 12;
+  runs = testing::run({{{1, 90003}, {}, {1}, 1}, {{1, 5003, 64}, {}, {1}}, {{1, 7001, 24}, {}, {1}, 4}}, {idle}, 1000,
+                      launch, [](const Plan& plan) { return plan.meets; });
+  CHECK(runs["split, meeting"] > 3);
+  CHECK(runs["strided, twice, meeting"] > 3);
   // rows that are long for the clusters of a GPU with one multiprocessor, in every regime: read twice, and kept
   Device roomy = small;
   roomy.shared_bytes_per_block = 227 << 10;
