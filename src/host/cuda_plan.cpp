@@ -168,10 +168,12 @@ std::int64_t rows_under_way(int lanes, const Device& device) {
   return std::int64_t{tuning::kWarpBlock / lanes} * tuning::kWarpBlocks * device.multiprocessors;
 }
 
-// Smaller than a vector, and with kernels of their own.
-bool are_tiny(const Rows& rows, const Problem& problem) {
-  return rows.dim < rows.vector &&
-         tuning::has_tiny_rows(size_of(problem.source), size_of(problem.result), problem.fused.any);
+// Smaller than a vector, and with kernels of their own: of two types, where they are many.
+bool are_tiny(const Rows& rows, const Problem& problem, const Device& device) {
+  const int source = size_of(problem.source), result = size_of(problem.result);
+  if (rows.dim >= rows.vector || !tuning::has_tiny_rows(source, result, problem.fused.any)) return false;
+  const int together = tuning::rows_of_whole_vectors(static_cast<int>(rows.dim), source);
+  return source == result || rows.count >= std::int64_t{tuning::kTinyRowsThreads} * together * device.multiprocessors;
 }
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
@@ -182,7 +184,7 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   const bool fuses_more = problem.fused.any && !masks_neighbours(problem);
   const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any, fuses_more);
   if (problem.dim.size > most || !problem.packed_rows()) return false;
-  if (device.compute_capability < tuning::kAllKernelsFrom && !are_tiny(rows, problem)) return false;
+  if (device.compute_capability < tuning::kAllKernelsFrom && !are_tiny(rows, problem, device)) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
@@ -238,7 +240,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   const int sources = sources_of(problem);
   Plan plan;
   plan.staged = true;
-  const bool tiny = are_tiny(rows, problem);
+  const bool tiny = are_tiny(rows, problem, device);
   if (!tiny) plan.threads_per_row = tuning::staged_lanes(dim, source);
   const bool small = tuning::suits_small_staged_block(source, plan.threads_per_row);
   plan.block = small ? tuning::kStagedSmallBlock : tuning::kWarpBlock;
@@ -874,7 +876,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     most_threads = kernel.max_block;
   };
   hold(largest_kernel);
-  if (singles && (dim > most || strip * bytes < tuning::kColumnsMinStrip)) return {};
+  if (singles && dim > most) return {};
 
   constexpr int kSectorWords = tuning::kSectorBytes / tuning::kColumnsWordBytes;
   // Threads along dim, which are a power of two where a warp has several rows of so many vectors, or strips of words

@@ -182,6 +182,11 @@ int main() {
       {{70, 20, 2}, {}, {1}},
       {{40, 31, 5}, {}, {1}},
       {{50, 8, 4}, {}, {1}, 2},
+      // of 16 bits so short that threads hold all of it, a column each, whatever the strip
+      {{58, 3, 11}, {}, {1}},
+      {{300, 4, 7}, {}, {1}, 1},
+      {{40, 16, 31}, {}, {1}, 3},
+      {{2, 5}, {}, {0}},
       // of 16 bits in rows that begin within words, too: strips that stay whole, one and several, or not; with gaps
       {{3, 30, 65}, {}, {1}},
       {{4, 197, 197}, {}, {1}},
@@ -317,6 +322,10 @@ int main() {
       {{2, 21, 7078}, {}, {1}},          {{5, 27, 2277}, {27 * 2281 + 4, 2281, 1}, {1}}};
   runs = testing::run(staggered, {small}, 1000, launch, staggers_columns);
   CHECK(runs["total"] == runs["strided, staggered"] && runs["total"] > 8);
+  // rows smaller than a vector that are many: also with results of another type
+  runs = testing::run({{{16500, 3}, {}, {1}}, {{17001, 7}, {}, {1}}, {{16384, 1}, {}, {1}}, {{16389, 6}, {}, {1}}},
+                      {small}, 1000, launch, [](const Plan& plan) { return plan.staged && plan.vector > 2; });
+  CHECK(runs["total"] >= 28);
   // masks alone, which are read in ways of their own: of so few shapes, each time with another mask and scale
   const std::vector<testing::Case> masked{{{2, 19, 72}, {}, {1}},  {{5, 11, 136}, {}, {1}}, {{80, 70}, {}, {1}},
                                           {{2, 3, 2048}, {}, {2}}, {{30, 2, 257}, {}, {2}}, {{2, 2, 9000}, {}, {2}}};
@@ -326,6 +335,6 @@ int main() {
   const std::vector<testing::Case> turns{
       {{600, 257}, {}, {1}}, {{5, 120, 257}, {}, {2}}, {{2100, 33}, {}, {1}}, {{3, 170, 198}, {}, {2}}};
   CHECK(testing::run(turns, {small}, 5, launch)["warp, fused"] > 10);
-  CHECK_EQUAL(cuda::kernels_compiled(), 1028);  // more of them take longer to compile: is it worth it?
+  CHECK_EQUAL(cuda::kernels_compiled(), 1046);  // more of them take longer to compile: is it worth it?
   return summary();
 }
