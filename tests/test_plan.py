@@ -663,6 +663,26 @@ def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype,
     assert (chosen.regime, chosen.vector) == ("warp", vector)
 
 
+@pytest.mark.parametrize("result", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 2, 5), (15, 3, 3), (1000, 4, 7), (1_000_000, 4, 7), (300, 16, 31), (4, 3, 1603)])
+def test_threads_hold_single_columns_of_16_bits_however_short_strips_are(
+    shape: tuple[int, ...], result: torch.dtype
+) -> None:
+    source = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    chosen = plan(**problem(source, source.to(result), 1, log=False), device=DEVICES["H200"])
+    assert (chosen.regime, chosen.staged, chosen.vector) == ("strided", False, 1)
+    assert (chosen.threads_per_row, chosen.passes) == (1, 1)
+
+
+@pytest.mark.parametrize(("rows", "tiny"), [(100_000, False), (300_000, True), (4_000_000, True)])
+def test_many_rows_of_two_types_that_are_smaller_than_a_vector_are_whole_vectors(rows: int, tiny: bool) -> None:
+    source = torch.empty(rows, 3, dtype=torch.float16, device="meta")
+    for result, vectors in ((torch.float16, True), (torch.float32, tiny)):
+        chosen = plan(**problem(source, source.to(result), 1, log=False), device=DEVICES["H200"])
+        assert chosen.staged
+        assert (chosen.vector == 8) == vectors
+
+
 @pytest.mark.parametrize("regime", [None, *REGIMES])
 @given(problem=problems())
 def test_gpus_before_sm_80_get_the_kernels_they_have(regime: str | None, problem: Problem) -> None:
