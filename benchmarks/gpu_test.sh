@@ -58,7 +58,7 @@ bench() {
   mkdir -p "$results" "$OUT/results"
   trap "cp '$results'/* '$OUT/results/'" EXIT
   bench="$PYTHON -m ndsoftmax bench --dtype float32,bfloat16,float16"
-  for suite in rows few strided small masked; do
+  for suite in rows few strided small masked random; do
     title "benchmark $suite"
     for direction in "" -backward; do
       if has matplotlib; then plot=(--plot "$results/$suite$direction.png"); fi

@@ -44,6 +44,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((2, 300, 266), 1, (None,), 1),
     ((2, 300, 196), 1, (None,), 1),  # so do those of vectors, as rows begin within sectors
     ((3, 7, 131), 1, (None,), 1),  # of 16 bits, single columns
+    ((3, 70, 5), 1, (None,), 1),  # of several threads
+    ((1, 3001, 3), 1, (None,), 1),  # and over clusters
     ((9, 101, 9), 1, (None,), 1),  # whole strips of words
     ((9, 31, 2), 1, (None,), 1),  # of more threads along dim
     ((5, 101, 33), 1, (None,), 1),  # of 16 bits, folded, in slabs that begin and end within vectors

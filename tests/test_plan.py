@@ -655,7 +655,7 @@ def test_dimensions_merge_where_memory_allows() -> None:
         (100_000, 192, torch.float32, "T4", 1),
         (100_000, 3, torch.float32, "T4", 4),  # tiny rows, several of which are whole vectors
         (100_000, 197, torch.bfloat16, "H200", 2),  # staged
-        (32, 1030, torch.bfloat16, "H200", 8),
+        (300, 1030, torch.bfloat16, "H200", 8),
     ],
 )
 def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype, device: str, vector: int) -> None:
@@ -672,6 +672,75 @@ def test_threads_hold_single_columns_of_16_bits_however_short_strips_are(
     chosen = plan(**problem(source, source.to(result), 1, log=False), device=DEVICES["H200"])
     assert (chosen.regime, chosen.staged, chosen.vector) == ("strided", False, 1)
     assert (chosen.threads_per_row, chosen.passes) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads"),  # that share a column
+    [((2, 70, 5), 32), ((36, 100, 5), 32), ((1, 20, 77), 1), ((1, 70, 31), 6), ((4096, 20, 7), 1), ((64, 100, 131), 4)],
+)
+def test_threads_share_single_columns_of_16_bits_as_long_as_elements_are_few(
+    shape: tuple[int, ...], threads: int
+) -> None:
+    source = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    for result in (torch.bfloat16, torch.float32):
+        chosen = plan(**problem(source, source.to(result), 1, log=False), device=DEVICES["H200"])
+        assert (chosen.regime, chosen.staged, chosen.vector) == ("strided", False, 1)
+        assert (chosen.threads_per_row, chosen.passes) == (threads, 1)
+    backward = plan(**problem(source, source, 1, log=False, grad=source), device=DEVICES["H200"])
+    assert (backward.vector == 1) == (math.prod(shape) < 250_000)
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads"),
+    [((1, 105, 6), 32), ((64, 31, 22), 8), ((1, 16, 22), 1), ((4096, 20, 10), 1), ((1, 105, 61), 4)],
+)
+def test_threads_share_words_of_short_strips_the_more_the_fewer_there_are(shape: tuple[int, ...], threads: int) -> None:
+    chosen = plan(**contiguous(*shape, dim=1), device=DEVICES["H200"])
+    assert (chosen.regime, chosen.staged, chosen.threads_per_row) == ("strided", False, threads)
+
+
+def test_many_single_columns_are_shared_only_into_results_of_another_type() -> None:
+    source = torch.empty(4096, 1000, 7, dtype=torch.bfloat16, device="meta")
+    assert plan(**problem(source, source, 1, log=False), device=DEVICES["H200"]).vector > 1
+    chosen = plan(**problem(source, source.float(), 1, log=False), device=DEVICES["H200"])
+    assert (chosen.staged, chosen.vector, chosen.passes) == (False, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "backward", "single"),
+    [
+        (1, 1025, False, True),
+        (264, 1030, False, True),
+        (265, 1030, False, False),
+        (1, 3617, False, True),
+        (1, 4099, False, False),
+        (1, 2021, True, True),
+        (1, 2049, True, False),
+        (1, 3616, False, False),  # whole vectors
+    ],
+)
+def test_few_rows_of_16_bits_that_begin_anywhere_are_held_element_by_element(
+    rows: int, dim: int, backward: bool, single: bool
+) -> None:
+    x = torch.empty(rows, dim, dtype=torch.bfloat16, device="meta")
+    chosen = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["H200"])
+    assert (chosen.regime == "strided" and chosen.vector == 1 and chosen.passes == 1) == single
+    assert chosen.regime != "strided" or chosen.why.startswith("few rows")
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "staged"),
+    [
+        (4200, 369, False),
+        (12_000, 369, False),
+        (13_000, 369, True),
+        (9000, 33, True),
+        (2000, 2, False),
+        (3000, 2, True),
+    ],
+)
+def test_rows_are_staged_where_they_fill_the_gpu_often_enough(rows: int, dim: int, staged: bool) -> None:
+    assert plan(**contiguous(rows, dim, dim=1), device=DEVICES["H200"]).staged == staged
 
 
 @pytest.mark.parametrize(("rows", "tiny"), [(100_000, False), (300_000, True), (4_000_000, True)])

@@ -178,17 +178,19 @@ bool are_tiny(const Rows& rows, const Problem& problem, const Device& device) {
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
 // where more than a quarter of the lanes that hold vectors would hold none, or half of them where something is fused,
-// also backward; not where rows are so few that all are under way at once.
+// also backward; not where rows are so few that all are under way at once, or tuning::staged_waves() says so.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
   const bool fuses_more = problem.fused.any && !masks_neighbours(problem);
   const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any, fuses_more);
   if (problem.dim.size > most || !problem.packed_rows()) return false;
-  if (device.compute_capability < tuning::kAllKernelsFrom && !are_tiny(rows, problem, device)) return false;
+  const bool tiny = are_tiny(rows, problem, device);
+  if (device.compute_capability < tuning::kAllKernelsFrom && !tiny) return false;
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
-  if (rows.count <= rows_under_way(lanes, device) && rows.fits_warp) return false;
+  const double waves = static_cast<double>(rows.count) / static_cast<double>(rows_under_way(lanes, device));
+  if (waves <= tuning::staged_waves(size_of(problem.source), rows.dim, tiny) && rows.fits_warp) return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
   if (problem.fused.any) return 2 * rows.vectors <= room;
@@ -311,7 +313,7 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
     const auto turns = static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
     plan.block = tuning::kWarpBlock;
     const std::int64_t warp_bytes = kWarp / layout.lanes * turns * rows.dim * size_of(problem.source);
-    if (useful > 0)
+    if (useful > 1)
       plan.block = static_cast<int>(
           std::clamp<std::int64_t>(divide_up(tuning::kWarpBlockBytes, warp_bytes) * kWarp, kWarp, plan.block));
     plan.rows_per_block = plan.block / layout.lanes * turns;
@@ -627,7 +629,8 @@ bool starts_on_vector(const Problem& problem, int operand, int vector) {
 
 // Vectors along the columns need: the innermost group contiguous in every operand, and everything else a multiple.
 bool columns_are_vectors(const Problem& problem, int vector) {
-  if (problem.inner.rank == 0 || problem.dim.rank > 1) return false;
+  if (problem.dim.rank > 1) return false;
+  if (problem.inner.rank == 0) return vector == 1;
   const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
   if (fastest.size % vector != 0 || !fused_steps_are_ints(fastest)) return false;
   for (int operand = 0; operand < kWhole; ++operand) {
@@ -876,7 +879,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     most_threads = kernel.max_block;
   };
   hold(largest_kernel);
-  if (singles && dim > most) return {};
+  if (singles && dim > tuning::kColumnSinglesKernels[tuning::kSharedSinglesKernel - 1].vectors / operands &&
+      problem.outer.size * strip * dim >
+          device.multiprocessors * tuning::column_singles_most(size_of(problem.result), problem.direction))
+    return {};
 
   constexpr int kSectorWords = tuning::kSectorBytes / tuning::kColumnsWordBytes;
   // Threads along dim, which are a power of two where a warp has several rows of so many vectors, or strips of words
@@ -887,12 +893,17 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     const std::int64_t rows = divide_up(dim, cluster);
     std::int64_t along = divide_up(rows, most);
     if (shifted && (along > 1 || cluster > 1)) along = divide_up(along, 2) * 2;  // all rows of a thread begin alike
-    const bool short_words = tuning::are_words(vector * bytes) && !shifted && run < kSectorWords &&
-                             run * power_of_two_from(along) <= tuning::kColumnsWholeBlock;
-    if (short_words || (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))))
+    const bool short_strips = (tuning::are_words(vector * bytes) || singles) && !shifted && run < kSectorWords &&
+                              run * power_of_two_from(along) <= tuning::kColumnsWholeBlock;
+    if (short_strips || (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))))
       along = power_of_two_from(along);
     while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
+      along *= 2;
+    while (cluster == 1 && !vectors_held && !shifted && dim > tuning::kColumnsFewDim && run < kWarp &&
+           2 * run * along <= tuning::kColumnsFewThreads &&
+           2 * vectors * along <= std::int64_t{tuning::kColumnsFewThreads} * device.multiprocessors &&
+           divide_up(rows, along) > tuning::kColumnsFewHeld)
       along *= 2;
     while (cluster == 1 && tuning::are_words(vector * bytes) && !shifted && run * along < kSectorWords &&
            divide_up(rows, along) > tuning::column_words_rather_held(static_cast<int>(run)))
@@ -1717,6 +1728,19 @@ std::int64_t split_pieces(const Problem& problem, const Plan& plan) {
   return divide_up(work::vectors_in_row(problem.dim.size, plan.vector, phase), plan.block * plan.items);
 }
 
+// Few rows of 16 bits that begin anywhere, and have more than warps hold element by element: as columns, one each.
+std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device,
+                                         const tuning::Architecture& architecture) {
+  const std::int64_t held = sources_of(problem) * rows.dim;
+  if (size_of(problem.source) != 2 || problem.fused.any || !rows.ragged() || problem.outer.rank > 1 ||
+      rows.dim <= 1 << tuning::kWarpMaxLog2Dim || held > tuning::kSingleElements ||
+      rows.count > std::int64_t{tuning::kSingleElementsRows} * device.multiprocessors)
+    return {};
+  auto plan = held_columns(problem, device, architecture, 1);
+  if (plan) plan->why = "few rows that begin anywhere; threads hold single elements in registers";
+  return plan;
+}
+
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
   const tuning::Architecture& architecture = tuning::architecture(device.compute_capability);
   if (forced) {
@@ -1733,6 +1757,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem, device);
+  if (const auto singles = single_elements_plan(problem, rows, device, architecture)) return *singles;
   if (const Offer warp = offer_warp(problem, rows, device);
       warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || suits_warp(rows, device)))
     return *warp.plan;

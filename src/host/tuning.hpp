@@ -11,6 +11,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "ndsoftmax/types.hpp"
 
@@ -132,7 +133,8 @@ constexpr int most_raw_vectors(Direction direction) { return direction == Direct
 // Threads of a block at most: the fewest warps, where rows are many, that read so many bytes of a source. An H200
 // copies 512 MiB in 253 us by blocks of 4 KiB, in 260 by such of 8, in 265 by such of 16, and begins 0.82 blocks
 // a nanosecond, so that those of 2 KiB take 318: where it begins them about as fast as memory takes them, what is under
-// way lies close together.
+// way lies close together. The largest, where all are under way at once, or nearly so: what takes time is to begin them
+// (5913 x 400 of float32: 5.7 us, by two warps 6.5).
 inline constexpr int kWarpBlock = 128;
 inline constexpr int kWarpBlockBytes = 3 * 1024;
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
@@ -158,6 +160,12 @@ inline constexpr int kTogetherMinBytes = 1024;
 inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
 inline constexpr int kTinyRowsThreads = 256;    // a multiprocessor, that rows of two types keep busy if they are tiny
 inline constexpr int kStagedThreads = 1024;     // a multiprocessor, before blocks stage more than they must
+// How often rows that are not staged fill a GPU before they rather are. Of wide ones of 32 bits lanes have much in turn
+// (an H200 takes for 4646 x 369 4.9 us, staged 6.3, their gradients 6.3, 9.1; 10560 x 129 4.8, 5.8; but 9292 x 33 3.2,
+// 2.5). Those smaller than a vector would have sixteen lanes each (7440 x 2: 1.7 us, staged 1.1).
+constexpr double staged_waves(int source_bytes, std::int64_t dim, bool tiny) {
+  return tiny ? 0.25 : source_bytes == 4 && dim > 128 ? 3 : 1;
+}
 // Blocks of the largest size, a multiprocessor, that the compiler is to leave registers for (0: as it likes): forward,
 // masks take long to come, and what is rarely fused should not cost the threads that hide it. More than twelve items
 // need 80 registers, more than twenty 128.
@@ -558,8 +566,23 @@ inline constexpr std::int64_t kColumnWordsMany = 1 << 18;
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
 // columns 58). Tiles, of whose code threads run far more, are slower, too, however short strips are, and most of all
 // where results are of 32 bits (2 x 5 along dim 0: 4.9 us, single columns 1.4; 1000000 x 4 x 7 81, 48, to float32 1257,
-// 56; 30000 x 16 x 31 31.9, 25.2, to float32 44.7, 34.2).
-inline constexpr Array kColumnSinglesKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{16, 2, 128, 8}};
+// 56; 30000 x 16 x 31 31.9, 25.2, to float32 44.7, 34.2). The last one is for several threads along dim.
+inline constexpr Array kColumnSinglesKernels{ColumnsKernel{8, 4, 128, 8}, ColumnsKernel{16, 2, 128, 8},
+                                             ColumnsKernel{32, 1, 512, 2}};
+inline constexpr int kSharedSinglesKernel = static_cast<int>(kColumnSinglesKernels.size()) - 1;
+// Elements of a multiprocessor, up to which such threads have them one by one. Of few, all that takes time is latency,
+// and code that runs once, of which tiles and folded columns have far more (an H200 takes for 2 x 70 x 5 1.7 us, as a
+// tile 4.4; 61 x 115 x 7 1.9, 5.3; 1 x 1000 x 1001 5.4, 6.7; but 512 x 1000 x 17 18.9, 13.6); backward, of fewer (64 x
+// 200 x 17 2.4, 2.8; but 512 x 70 x 31 4.8, 4.3). Into results of 32 bits, others always take longer (4096 x 70 x 77 54
+// us, as tiles 73).
+constexpr std::int64_t column_singles_most(int result_bytes, Direction direction) {
+  if (result_bytes > 2) return std::numeric_limits<std::int32_t>::max();
+  return direction == Direction::backward ? 2 << 10 : 16 << 10;
+}
+// Few rows of 16 bits that begin anywhere, as columns of one element each: up to this many of a row and its gradient,
+// of which a block of 256 threads has 16 each, and so many rows a multiprocessor (an H200 takes for 1 x 3617 2.4 us,
+// as vectors 3.4; 130 x 2049 2.4, 3.5, to float32 2.7, 4.5; but 1 x 4500 2.5, 2.5; gradients of 1 x 2021 1.8, 2.6).
+inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2;
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_halves(int vector_bytes) { return vector_bytes == kColumnsHalfBytes; }
 constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
@@ -644,6 +667,11 @@ inline constexpr int kColumnSinglesBackwardDim = 4;
 constexpr int column_words_min_strip(int source_bytes, bool shifted) {
   return source_bytes == 2 && !shifted ? 192 : 512;
 }
+// Of whole strips of words and of single columns, elements that a thread rather has, as long as a block, and all blocks
+// of a multiprocessor, have no more than so many threads: then what takes time is latency (1 x 105 x 6 of float32: 1.7
+// us, of 27 elements 2.6; 1 x 70 x 31 of 16 bits 2.2, of eighteen 2.6; but 4096 x 20 x 7 4.4, of twenty 3.4). Not of
+// dims this short, whose states would meet for it (8 x 9 x 22 of 16 bits: 1.6, of all nine 1.4).
+inline constexpr int kColumnsFewHeld = 4, kColumnsFewThreads = 256, kColumnsFewDim = 16;
 inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
 inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
 // up to which more threads share dim than must; of 16 bits each has as many more columns to combine

@@ -128,7 +128,7 @@ int main() {
         for (int phase = 0; phase < tuning::kSectorBytes; phase += bytes)
           for (int drift = 0; drift < tuning::kSectorBytes; drift += bytes)
             CHECK(write_whole_sectors(bytes, overlap, step, inner, phase, drift, 5));
-  for (const std::int64_t dim : {1, 40, 700})
+  for (const std::int64_t dim : {2, 40, 700})
     for (const std::int64_t inner : {131, 257, 1001}) {
       const Plan words = plan(problem(3, dim, inner), gpu(90));
       CHECK(!words.staged && words.vector == 1 && words.passes == 1);
@@ -178,17 +178,19 @@ int main() {
   // folded ones rather than shifted ones of many threads
   const Plan singles = plan(problem(64, 4, 341, DType::float16), gpu(90));
   CHECK(!singles.staged && singles.vector == 1 && singles.threads_per_row == 1 && singles.shared_bytes == 0);
-  CHECK(plan(problem(64, 17, 1001, DType::float16), gpu(90)).vector == 2);
+  CHECK(plan(problem(256, 17, 1001, DType::float16), gpu(90)).vector == 2);
   const Plan whole = plan(problem(64, 101, 9), gpu(90));
   CHECK(!whole.staged && whole.vector == 1 && whole.run == 9);
   CHECK(!plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
-  CHECK(plan(problem(64, 75, 81, DType::float16), gpu(90)).vector == 8);
+  CHECK(plan(problem(640, 75, 81, DType::float16), gpu(90)).vector == 8);
   // of more elements folded, in slabs that begin and end within vectors
-  for (const std::int64_t outer : {1, 7, 64})
+  Device single = gpu(90);  // to which few elements are many
+  single.multiprocessors = 1;
+  for (const std::int64_t outer : {128, 300, 700})
     for (const std::int64_t dim : {57, 90, 300, 2051})
       for (const std::int64_t inner : {3, 81, 199}) {
         const Problem slabs = problem(outer, dim, inner, DType::float16);
-        const Plan vectors = plan(slabs, gpu(90));
+        const Plan vectors = plan(slabs, single);
         CHECK(!vectors.staged && vectors.passes == 1 && vectors.vector == 8);
         CHECK(covers(slabs, vectors));
       }
@@ -233,7 +235,7 @@ int main() {
   for (const std::int64_t dim : {4, 5, 8, 9}) {
     const Plan few = plan(problem(64, dim, 1001, DType::bfloat16, true), gpu(90));
     CHECK(!few.staged && few.vector == (dim > 4 ? 2 : 1));
-    CHECK(plan(problem(64, dim, 99, DType::bfloat16, true), gpu(90)).vector == (dim > 8 ? 2 : 1));
+    CHECK(plan(problem(640, dim, 99, DType::bfloat16, true), gpu(90)).vector == (dim > 8 ? 2 : 1));
   }
   CHECK(plan(problem(1 << 14, 9, 8, DType::bfloat16), gpu(90)).items == 5);
   CHECK(plan(problem(1 << 14, 9, 8, DType::bfloat16, true), gpu(90)).items == 3);

@@ -33,6 +33,7 @@ examples:
   ndsoftmax bench --suite rows --dtype bfloat16 --csv rows.csv --plot rows.png
   ndsoftmax bench --suite ladder --json ladder.json     from the naive kernel to the last (needs a GPU and nvcc)
   ndsoftmax bench --suite sweep --peers none            every dim of 1000 to 1100, and those where kernels take turns
+  ndsoftmax bench --suite random --seed 7               shapes that nobody chose: where is another ahead?
   ndsoftmax bench --plot roofline.svg --roofline
 """
 
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=_options.dims, default=(-1,), help="of these shapes: -1, or 0,2 (default: -1)")
     parser.add_argument("--device", type=_options.device, help="cpu, cuda or cuda:1")
     parser.add_argument("--suite", type=_options.words(suites), help=f"shapes that are known: {', '.join(suites)}")
+    parser.add_argument("--seed", type=int, default=0, help="which shapes the suite random has (default: 0)")
     peers = [*(name for name in PROVIDERS if name != "ndsoftmax"), "none"]
     parser.add_argument("--peers", type=_options.words(peers), default=["torch"], help=", ".join(peers))
     parser.add_argument("--dtype", type=_options.words(DTYPES), help=f"{', '.join(DTYPES)} (default: the first two)")
@@ -212,7 +214,8 @@ def _cases(options: argparse.Namespace, dtype_name: str) -> list[Case]:
 
     for name in options.suite:
         if name != "ladder":
-            cases += [shrunk(case, MOST_BYTES[kind], dtype) for case in suite(name, dtype, FILL_BYTES[kind], regime)]
+            known = suite(name, dtype, FILL_BYTES[kind], regime, options.seed)
+            cases += [shrunk(case, MOST_BYTES[kind], dtype) for case in known]
     return cases
 
 

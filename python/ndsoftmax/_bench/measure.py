@@ -6,7 +6,8 @@ past a causal diagonal nobody has to read, but the copy does: there frac may pas
 `y.copy_(x)` outside a CUDA graph, inside one, and `torch.neg(x, out=y)`.
 
 On a GPU, launches over rotating inputs of 1 GiB together are captured in a CUDA graph, of which the median of 7
-replays counts. On a CPU the implementations take turns, and the median of 7 turns counts.
+replays counts; fewer, where those would take more than a tenth of a second. On a CPU the implementations take turns,
+and the median of 7 turns counts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 MIB = 1 << 20
 ROTATING_BYTES = 1024 * MIB
 MOST_LAUNCHES = 500  # in one graph: small inputs together stay under ROTATING_BYTES
+MOST_SECONDS = 0.1  # of one graph
 # On the CPU so little that malloc keeps the memory of outputs: the page faults of new memory cost more than softmax.
 FILL_BYTES = {"cuda": 512 * MIB, "cpu": 16 * MIB}
 MOST_BYTES = {"cuda": 1024 * MIB, "cpu": 16 * MIB}  # of a case of a suite
@@ -153,6 +155,7 @@ def tried(name: str, function: Callable[..., float], *arguments: object) -> floa
 def graph_seconds(launch: Launch, launches: int) -> float:
     launch(0)  # what is compiled or allocated once must be by now
     torch.cuda.synchronize()
+    launches = min(launches, max(2, int(MOST_SECONDS / event_seconds(lambda: launch(1)))))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         # all outputs alive, so that none is written where another still lies in L2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ _FEW_ROWS = [
     *((1, 1 << exponent) for exponent in (20, 22, 24, 26)),
     *((4, 50257), (64, 50257), (2, 1_000_003), (4, 1 << 22)),  # three that do not start on 16 bytes
 ]
+_RANDOM = 150
+_RANDOM_MOST = 1 << 24  # elements
 _SMALL = [(rows, dim) for rows in (1, 32, 256, 4096) for dim in (10, 64, 197, 1000, 4096)]
 _STRIDED = [
     ((8, 19, 1024, 1024), 1),
@@ -86,7 +89,7 @@ _MASKED: list[tuple[tuple[int, ...], int, str, tuple[int, ...]]] = [
 
 SWEEP = "neighbouring dims"  # the group of that suite
 
-SUITES = ("attention", "vocab", "vision", "rows", "sweep", "few", "small", "strided", "masked")
+SUITES = ("attention", "vocab", "vision", "rows", "sweep", "few", "small", "strided", "masked", "random")
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,12 @@ class Case:
         return math.prod(self.shape)
 
 
-def suite(name: str, dtype: torch.dtype, fill_bytes: int, regime: Callable[[tuple[int, int]], str]) -> list[Case]:
+def suite(
+    name: str, dtype: torch.dtype, fill_bytes: int, regime: Callable[[tuple[int, int]], str], seed: int = 0
+) -> list[Case]:
     """Return the cases of a suite; `rows` and `sweep` take as many rows as fill `fill_bytes`.
 
-    `regime` names the kernel that rows of this dtype would run.
+    `regime` names the kernel that rows of this dtype would run, `seed` the shapes that `random` has.
     """
     if name == "attention":
         return [Case("attention", shape, what=what) for what, shape in _ATTENTION.items()]
@@ -140,6 +145,8 @@ def suite(name: str, dtype: torch.dtype, fill_bytes: int, regime: Callable[[tupl
     if name == "strided":
         channels_last = Case("dim not last", (64, 21, 256, 256), 1, torch.channels_last)
         return [*(Case("dim not last", shape, dim) for shape, dim in _STRIDED), channels_last]
+    if name == "random":
+        return list(dict.fromkeys(islice(_random(random.Random(seed)), _RANDOM)))
     return [Case("masked", shape, dim, fused=fused, beside=beside) for shape, dim, fused, beside in _MASKED]
 
 
@@ -155,6 +162,26 @@ def _beside_switches(regime: Callable[[int], str], dtype: torch.dtype) -> Iterat
                 middle = before + (after - before) // vector // 2 * vector
                 before, after = (middle, after) if regime(middle) == regime(before) else (before, middle)
             yield from range(max(before - _BESIDE_A_SWITCH, 1), after + _BESIDE_A_SWITCH + 1)
+
+
+def _random(draw: random.Random) -> Iterator[Case]:
+    """Shapes that nobody chose: as often of 10 elements as of ten million."""
+
+    def size(least: int, most: int) -> int:
+        return round(math.exp(draw.uniform(math.log(least), math.log(most))))
+
+    while True:
+        wide = size(1, 400_000)
+        shape, dim = draw.choice(
+            [
+                ((size(1, max(_RANDOM_MOST // wide, 1)), wide), 1),
+                ((size(1, 64), size(2, 100_000), size(2, 100_000)), 1),
+                ((size(1, 4096), size(2, 8192)), draw.randrange(2)),
+                (tuple(size(1, 40) for _ in range(4)), draw.randrange(4)),
+            ]
+        )
+        if math.prod(shape) <= _RANDOM_MOST:
+            yield Case("random, " + ("dim last" if dim == len(shape) - 1 else "dim not last"), shape, dim)
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
