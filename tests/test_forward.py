@@ -75,13 +75,19 @@ def test_columns_that_begin_anywhere(
     """On CUDA, tiles of such columns overlap: in place, none may read what another has written."""
     count = math.prod(shape)
     x = numbers(offset + count, 0, dtype, device)[offset:].view(shape)
-    assert_forward(SOFTMAX[log](x, dim), x, dim, log=log)
+    y = SOFTMAX[log](x, dim)
+    assert_forward(y, x, dim, log=log)
     beside = torch.empty(offset + count, dtype=dtype, device=device)[offset:].view(shape)  # aligned as x is
-    assert_forward(SOFTMAX[log](x, dim, out=beside), x, dim, log=log)
+    SOFTMAX[log](x, dim, out=beside)
+    if device == "cpu":  # which has one plan for all of these
+        assert torch.equal(y, beside)
+        assert torch.equal(beside, SOFTMAX[log](x, dim, out=x))
+        return
+    assert_forward(beside, x, dim, log=log)
     saved = x.clone()
     assert_forward(SOFTMAX[log](x, dim, out=x), saved, dim, log=log)
     # words of 16 bits that may begin a column earlier are not for calls in place: those have another plan
-    if device == "cpu" or dtype == torch.float32 or offset % 2 or shape[-1] % 2 == 0:
+    if dtype == torch.float32 or offset % 2 or shape[-1] % 2 == 0:
         assert torch.equal(x, beside)
 
 

@@ -177,7 +177,6 @@ int main() {
       {{5, 4, 531}, {}, {1}},
       {{2, 8, 642}, {}, {1}, 2},
       {{4, 5, 300}, {1600, 310, 1}, {1}},
-      {{2, 9, 131201}, {}, {1}},  // of more elements, but many columns
       // short strips, with more threads along dim
       {{70, 20, 2}, {}, {1}},
       {{40, 31, 5}, {}, {1}},
@@ -330,6 +329,11 @@ int main() {
       {{2, 21, 7078}, {}, {1}},          {{5, 27, 2277}, {27 * 2281 + 4, 2281, 1}, {1}}};
   runs = testing::run(staggered, {small}, 1000, launch, staggers_columns);
   CHECK(runs["total"] == runs["strided, staggered"] && runs["total"] > 8);
+  // columns so many that threads have several, of more elements than the smallest kernel holds: words, and single ones
+  runs = testing::run({{{2, 9, 131201}, {}, {1}}}, {device}, 1000, launch, [](const Plan& plan) {
+    return holds_columns(plan) && plan.vector == 1 && plan.rows_per_block > tuning::kColumnsBlock;
+  });
+  CHECK(runs["strided"] == 5);
   // rows smaller than a vector that are many: also with results of another type
   runs = testing::run({{{16500, 3}, {}, {1}}, {{17001, 7}, {}, {1}}, {{16384, 1}, {}, {1}}, {{16389, 6}, {}, {1}}},
                       {small}, 1000, launch, [](const Plan& plan) { return plan.staged && plan.vector > 2; });
