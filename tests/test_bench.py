@@ -122,6 +122,17 @@ def test_suites(name, dtype):
             assert (1 << 22) < small.numel * dtype.itemsize <= (1 << 24) or small.shape[:-1] == (1,) * (len(axis) - 1)
 
 
+def test_random_shapes_follow_from_the_seed():
+    drawn = {seed: suite("random", torch.float32, 1 << 24, str, seed) for seed in (0, 7, -7)}
+    assert drawn[7] == suite("random", torch.float32, 1 << 24, str, 7)
+    assert not any(set(drawn[7][:100]) == set(other[:100]) for seed, other in drawn.items() if seed != 7)
+    for cases in drawn.values():
+        assert {case.group for case in cases} == {"random, dim last", "random, dim not last"}
+        assert all(0 < case.numel <= 1 << 22 for case in cases)
+    result = run("bench", "--suite", "random", "--seed", "7", "--device", "cpu", "--seconds", "0.01", "--peers", "none")
+    assert result.stdout.splitlines()[0].endswith("forward, seed 7")
+
+
 BAD = [
     ("4xbanana", "banana"),
     ("4x5 --dim 2", "Dimension"),

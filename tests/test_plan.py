@@ -726,6 +726,13 @@ def test_few_rows_of_16_bits_that_begin_anywhere_are_held_element_by_element(
     chosen = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["H200"])
     assert (chosen.regime == "strided" and chosen.vector == 1 and chosen.passes == 1) == single
     assert chosen.regime != "strided" or chosen.why.startswith("few rows")
+    old = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["T4"])
+    assert old.regime != "strided"  # and has no such kernels
+
+
+@pytest.mark.parametrize(("rows", "block"), [(4_300, 128), (8_400, 128), (8_500, 64)])
+def test_blocks_are_small_where_rows_fill_the_gpu_twice(rows: int, block: int) -> None:
+    assert plan(**contiguous(rows, 400, dim=1), device=DEVICES["H200"]).block == block
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ bool are_tiny(const Rows& rows, const Problem& problem, const Device& device) {
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
 // where more than a quarter of the lanes that hold vectors would hold none, or half of them where something is fused,
-// also backward; not where rows are so few that all are under way at once, or tuning::staged_waves() says so.
+// also backward; not where rows fill the GPU so seldom that tuning::staged_waves() says so.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
   const bool fuses_more = problem.fused.any && !masks_neighbours(problem);
@@ -190,7 +190,8 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
   const double waves = static_cast<double>(rows.count) / static_cast<double>(rows_under_way(lanes, device));
-  if (waves <= tuning::staged_waves(size_of(problem.source), rows.dim, tiny) && rows.fits_warp) return false;
+  if (waves <= tuning::staged_waves(size_of(problem.source), rows.dim, tiny, problem.fused.any) && rows.fits_warp)
+    return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
   if (problem.fused.any) return 2 * rows.vectors <= room;
@@ -627,7 +628,8 @@ bool starts_on_vector(const Problem& problem, int operand, int vector) {
   return problem.misalignment[operand] % std::min(tuning::kVectorBytes, vector * bytes_of(problem, operand)) == 0;
 }
 
-// Vectors along the columns need: the innermost group contiguous in every operand, and everything else a multiple.
+// Vectors along the columns need: the innermost group contiguous in every operand, and everything else a multiple. A
+// single column is a vector of one.
 bool columns_are_vectors(const Problem& problem, int vector) {
   if (problem.dim.rank > 1) return false;
   if (problem.inner.rank == 0) return vector == 1;
@@ -900,8 +902,8 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
       along *= 2;
-    while (cluster == 1 && !vectors_held && !shifted && dim > tuning::kColumnsFewDim && run < kWarp &&
-           2 * run * along <= tuning::kColumnsFewThreads &&
+    while (cluster == 1 && (tuning::are_words(vector * bytes) || singles) && !shifted && dim > tuning::kColumnsFewDim &&
+           run < kWarp && 2 * run * along <= tuning::kColumnsFewThreads &&
            2 * vectors * along <= std::int64_t{tuning::kColumnsFewThreads} * device.multiprocessors &&
            divide_up(rows, along) > tuning::kColumnsFewHeld)
       along *= 2;
@@ -1272,6 +1274,19 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
 bool tiles_take_dim(const Problem& problem) { return problem.dim.rank <= 1 || problem.source == problem.result; }
+
+// Few rows of 16 bits that begin anywhere, and have more than warps hold element by element: as columns, one each.
+std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device,
+                                         const tuning::Architecture& architecture) {
+  const std::int64_t held = sources_of(problem) * rows.dim;
+  if (device.compute_capability < tuning::kAllKernelsFrom || size_of(problem.source) != 2 || problem.fused.any ||
+      !rows.ragged() || problem.outer.rank > 1 || rows.dim <= 1 << tuning::kWarpMaxLog2Dim ||
+      held > tuning::kSingleElements || rows.count > std::int64_t{tuning::kSingleElementsRows} * device.multiprocessors)
+    return {};
+  auto plan = held_columns(problem, device, architecture, 1);
+  if (plan) plan->why = "few rows that begin anywhere; threads hold single elements in registers";
+  return plan;
+}
 
 // A tile of dim times as many columns as its shared memory holds.
 std::optional<Plan> tile_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
@@ -1726,19 +1741,6 @@ StridedTile strided_tile(const Problem& problem, const Plan& plan) {
 std::int64_t split_pieces(const Problem& problem, const Plan& plan) {
   const int phase = plan.ragged ? plan.vector - 1 : 0;  // at most
   return divide_up(work::vectors_in_row(problem.dim.size, plan.vector, phase), plan.block * plan.items);
-}
-
-// Few rows of 16 bits that begin anywhere, and have more than warps hold element by element: as columns, one each.
-std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device,
-                                         const tuning::Architecture& architecture) {
-  const std::int64_t held = sources_of(problem) * rows.dim;
-  if (size_of(problem.source) != 2 || problem.fused.any || !rows.ragged() || problem.outer.rank > 1 ||
-      rows.dim <= 1 << tuning::kWarpMaxLog2Dim || held > tuning::kSingleElements ||
-      rows.count > std::int64_t{tuning::kSingleElementsRows} * device.multiprocessors)
-    return {};
-  auto plan = held_columns(problem, device, architecture, 1);
-  if (plan) plan->why = "few rows that begin anywhere; threads hold single elements in registers";
-  return plan;
 }
 
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {

@@ -82,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
     cases = [(dtype, _cases(options, dtype)) for dtype in options.dtype or _DEFAULT_DTYPES]
     climbs = _climbs(options)
     title = f"{header(options.device)}, {'backward' if options.backward else 'forward'}"
+    if "random" in options.suite:
+        title += f", seed {options.seed}"
     print(f"{title}\n", flush=True)
 
     found, stopped = Found(), None

@@ -6,8 +6,8 @@ past a causal diagonal nobody has to read, but the copy does: there frac may pas
 `y.copy_(x)` outside a CUDA graph, inside one, and `torch.neg(x, out=y)`.
 
 On a GPU, launches over rotating inputs of 1 GiB together are captured in a CUDA graph, of which the median of 7
-replays counts; fewer, where those would take more than a tenth of a second. On a CPU the implementations take turns,
-and the median of 7 turns counts.
+replays counts; fewer launches, where those would take more than a tenth of a second. On a CPU the implementations take
+turns, and the median of 7 turns counts.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def tried(name: str, function: Callable[..., float], *arguments: object) -> floa
 def graph_seconds(launch: Launch, launches: int) -> float:
     launch(0)  # what is compiled or allocated once must be by now
     torch.cuda.synchronize()
-    launches = min(launches, max(2, int(MOST_SECONDS / event_seconds(lambda: launch(1)))))
+    alone = min(event_seconds(lambda: launch(1)) for _ in range(3))  # the host's time included
+    launches = min(launches, max(2, int(MOST_SECONDS / max(alone, 1e-6))))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         # all outputs alive, so that none is written where another still lies in L2
