@@ -744,6 +744,7 @@ def test_blocks_are_small_where_rows_fill_the_gpu_twice(rows: int, block: int) -
         (9000, 33, True),
         (2000, 2, False),
         (3000, 2, True),
+        (3000, 5, False),
     ],
 )
 def test_rows_are_staged_where_they_fill_the_gpu_often_enough(rows: int, dim: int, staged: bool) -> None:
