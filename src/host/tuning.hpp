@@ -162,8 +162,8 @@ inline constexpr int kTinyRowsThreads = 256;    // a multiprocessor, that rows o
 inline constexpr int kStagedThreads = 1024;     // a multiprocessor, before blocks stage more than they must
 // How often rows that are not staged fill a GPU before they rather are. Of wide ones of 32 bits lanes have much in turn
 // (an H200 takes for 4646 x 369 4.9 us, staged 6.3, their gradients 6.3, 9.1; 10560 x 129 4.8, 5.8; but 9292 x 33 3.2,
-// 2.5). Of up to three elements, each would have sixteen lanes (7440 x 2:
-// 1.7 us, staged 1.1; but 2195 x 7 of 16 bits, of which a thread has eight, 1.8 staged). With masks, unmeasured.
+// 2.5). Of up to three elements, each would have sixteen lanes (7440 x 2: 1.7 us, staged 1.1; but 2195 x 7 of 16 bits,
+// of which a thread has eight, 1.8 staged). With masks, unmeasured.
 constexpr double staged_waves(int source_bytes, std::int64_t dim, bool tiny, bool fused) {
   return fused ? 1 : tiny && dim <= 3 ? 0.25 : source_bytes == 4 && dim > 128 ? 3 : 1;
 }
