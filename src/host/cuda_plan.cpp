@@ -864,7 +864,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   plan.regime = Regime::strided;
   plan.vector = vector;
   const bool vectors_held = holds_vectors(problem, plan), singles = tuning::are_singles(vector * bytes);
-  const bool shifted = words_shift(problem, plan);
+  const bool shifted = words_shift(problem, plan), words = tuning::are_words(vector * bytes) && !shifted;
   const ColumnsLayout layout = columns_layout(problem, plan);
   const std::int64_t strip = layout.inner, dim = layout.fold.dim, vectors = problem.outer.size * strip;
   if (layout.fold.folds && layout.whole < tuning::columns_min_folded(bytes, problem.direction)) return {};
@@ -895,19 +895,19 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     const std::int64_t rows = divide_up(dim, cluster);
     std::int64_t along = divide_up(rows, most);
     if (shifted && (along > 1 || cluster > 1)) along = divide_up(along, 2) * 2;  // all rows of a thread begin alike
-    const bool short_strips = (tuning::are_words(vector * bytes) || singles) && !shifted && run < kSectorWords &&
-                              run * power_of_two_from(along) <= tuning::kColumnsWholeBlock;
+    const bool short_strips =
+        (words || singles) && run < kSectorWords && run * power_of_two_from(along) <= tuning::kColumnsWholeBlock;
     if (short_strips || (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))))
       along = power_of_two_from(along);
     while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
       along *= 2;
-    while (cluster == 1 && (tuning::are_words(vector * bytes) || singles) && !shifted && dim > tuning::kColumnsFewDim &&
-           run < kWarp && 2 * run * along <= tuning::kColumnsFewThreads &&
+    while (cluster == 1 && (words || singles) && dim > tuning::kColumnsFewDim && run < kWarp &&
+           2 * run * along <= tuning::kColumnsFewThreads &&
            2 * vectors * along <= std::int64_t{tuning::kColumnsFewThreads} * device.multiprocessors &&
            divide_up(rows, along) > tuning::kColumnsFewHeld)
       along *= 2;
-    while (cluster == 1 && tuning::are_words(vector * bytes) && !shifted && run * along < kSectorWords &&
+    while (cluster == 1 && words && run * along < kSectorWords &&
            divide_up(rows, along) > tuning::column_words_rather_held(static_cast<int>(run)))
       along *= 2;
     return along;
