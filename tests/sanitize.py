@@ -28,32 +28,35 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((13, 21), 1, (None, "block", "cluster")),
     ((9, 100), 1, (None, "strided")),
     ((5, 301), 1, (None,)),
-    ((7, 1000), 1, (None, "block", "online")),
+    ((7, 1000), 1, (None, "online")),  # few
+    ((300, 1000), 1, (None,), 1),  # more, of which each is a warp's
     ((3, 1025), 1, (None, "warp", "block", "cluster", "split", "strided")),
     ((3, 2049), 1, (None,)),
     ((2, 9000), 1, (None, "block", "cluster", "online", "split")),
     ((1, 300000), 1, (None, "split")),
     ((1, 9_000_001), 1, (None,), 1),  # whose blocks meet between the passes
-    ((2, 19, 64), 1, (None,)),
+    ((2, 19, 64), 1, (None,)),  # few columns
     ((2, 19, 49), 1, (None,)),
+    ((140, 19, 64), 1, (None,), 1),  # more
+    ((200, 19, 49), 1, (None,), 1),
     ((1, 5000, 3), 1, (None,)),
     ((3, 4501, 2), 1, (None, "cluster", "split"), 1),  # two columns that take turns in a row
     ((9, CLUSTERS_OF_16[4], 2), 1, ("cluster",), 1),  # as many as a cluster has room for
     ((600, 40), 0, (None,)),
-    ((3, 40, 131), 1, (None,), 1),  # words of columns, whose tiles overlap
-    ((2, 300, 266), 1, (None,), 1),
-    ((2, 300, 196), 1, (None,), 1),  # so do those of vectors, as rows begin within sectors
-    ((3, 7, 131), 1, (None,), 1),  # of 16 bits, single columns
-    ((3, 70, 5), 1, (None,), 1),  # of several threads
+    ((40, 40, 131), 1, (None,), 1),  # words of columns, whose tiles overlap
+    ((7, 300, 266), 1, (None,), 1),
+    ((9, 300, 196), 1, (None,), 1),  # so do those of vectors, as rows begin within sectors
+    ((300, 7, 131), 1, (None,), 1),  # of 16 bits, single columns
+    ((430, 70, 5), 1, (None,), 1),  # of several threads
     ((1, 3001, 3), 1, (None,), 1),  # and over clusters
-    ((9, 101, 9), 1, (None,), 1),  # whole strips of words
-    ((9, 31, 2), 1, (None,), 1),  # of more threads along dim
-    ((5, 101, 33), 1, (None,), 1),  # of 16 bits, folded, in slabs that begin and end within vectors
+    ((240, 101, 9), 1, (None,), 1),  # whole strips of words
+    ((9000, 31, 2), 1, (None,), 1),  # of more threads along dim
+    ((70, 101, 33), 1, (None,), 1),  # of 16 bits, folded, in slabs that begin and end within vectors
     ((3, 3001, 21), 1, (None,), 1),  # over clusters
-    ((3, 700, 131), 1, (None,), 1),  # of any size
-    ((2, 40, 204), 1, (None,), 1),  # of 16 bits, halves of vectors
-    ((3, 600, 100), 1, (None,), 1),  # over clusters
-    ((5, 300, 36), 1, (None,), 1),  # whole strips of them
+    ((5, 700, 131), 1, (None,), 1),  # of any size
+    ((50, 40, 204), 1, (None,), 1),  # of 16 bits, halves of vectors
+    ((12, 600, 100), 1, (None,), 1),  # over clusters
+    ((50, 300, 36), 1, (None,), 1),  # whole strips of them
     ((1600, 900, 20), 1, (None,), 1),  # which shared memory has a part of, forward
     ((100, 330, 416), 1, (None,), 1),  # and backward
     ((16, 20_001, 9), 1, (None,), 1),  # backward by threads that have more
@@ -68,7 +71,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest
     ((70000, 3), 1, (None,), 2),
-    ((9000, 257), 1, (None,), 2),  # by teams of several lanes
+    ((9000, 257), 1, (None,), 2),  # by teams of several lanes, or, backward and of float32, element by element
     ((28, CLUSTERS_OF_16[0]), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
     # or that float32's next row of backward arrives meanwhile, and of forward shared memory's part comes first
     ((9, CLUSTERS_OF_16[1]), 1, ("cluster",), 1),

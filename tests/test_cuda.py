@@ -101,6 +101,30 @@ def test_columns_that_are_no_vectors(shape: tuple[int, ...], dtype: torch.dtype,
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("inner", [1024, 1028, 1056])
+@pytest.mark.parametrize(("outer", "dim"), [(300, 3), (140, 19), (70, 40), (30, 100), (9, 300), (9, 700)])
+def test_columns_that_are_vectors(outer: int, dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
+    assert_forward_and_backward(normal((outer, dim, inner)).to(dtype).requires_grad_(), log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [385, 500, 511, 513, 600, 777, 1000, 1023, 1025, 2049, 3000, 4095, 4096])
+@pytest.mark.parametrize("rows", [1, 130, 300, 3000])
+def test_few_rows(rows: int, dim: int, dtype: torch.dtype, log: bool) -> None:
+    assert_forward_and_backward(normal((rows, dim)).to(dtype).requires_grad_(), log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [2, 3, 7, 8, 9, 16, 31, 60, 65, 114, 300, 512, 777, 1024])
+@pytest.mark.parametrize(("outer", "inner"), [(1, 3), (1, 85), (13, 2), (3, 130), (40, 5), (2, 64)])
+def test_few_columns(outer: int, inner: int, dim: int, dtype: torch.dtype, log: bool) -> None:
+    assert_forward_and_backward(normal((outer, dim, inner)).to(dtype).requires_grad_(), log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("dim", "inner"),
     [(577, 1_001), (700, 1_001), (1_300, 1_001), (1_536, 1_020), (2_700, 1_024), (6_000, 1_024)],

@@ -369,7 +369,7 @@ def test_blocks_have_what_memory_needs_under_way(kib: int, dtype: torch.dtype) -
 
 @pytest.mark.parametrize(("dtype", "vectors"), [(torch.float32, 6), (torch.bfloat16, 4)])
 def test_rows_of_16_bits_that_are_all_under_way_are_exponentiated_once(dtype: torch.dtype, vectors: int) -> None:
-    few = ndsoftmax.explain((140, 4096), dtype=dtype, device="H200")
+    few = ndsoftmax.explain((140, 4120), dtype=dtype, device="H200")
     assert few.regime == "block"
     assert few.items == vectors
 
@@ -536,16 +536,16 @@ def test_registers_alone_hold_other_columns(
 @pytest.mark.parametrize("inner", [100, 196, 676, 2052])
 def test_columns_of_16_bits_that_8_bytes_divide_are_no_words(inner: int, backward: bool) -> None:
     for dim in (33, 80, 512, 4000):
-        chosen = ndsoftmax.explain((64, dim, inner), 1, dtype=torch.float16, device="H200", backward=backward)
+        chosen = ndsoftmax.explain((640, dim, inner), 1, dtype=torch.float16, device="H200", backward=backward)
         assert (chosen.vector, chosen.passes) == (4, 1)
     # but these, too short for more threads along dim
-    assert ndsoftmax.explain((64, 20, inner), 1, dtype=torch.float16, device="H200", backward=backward).vector == 2
+    assert ndsoftmax.explain((640, 20, inner), 1, dtype=torch.float16, device="H200", backward=backward).vector == 2
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((12, 197, 64), torch.bfloat16),  # too few for all multiprocessors
+        ((36, 197, 64), torch.bfloat16),  # too few for all multiprocessors
         ((16, 80, 160, 160), torch.bfloat16),  # no threads have to meet
         ((301_072, 15, 8), torch.bfloat16),  # neighbours would not fill lines
         ((20, 5840, 384), torch.float32),
@@ -655,7 +655,7 @@ def test_dimensions_merge_where_memory_allows() -> None:
         (100_000, 192, torch.float32, "T4", 1),
         (100_000, 3, torch.float32, "T4", 4),  # tiny rows, several of which are whole vectors
         (100_000, 197, torch.bfloat16, "H200", 2),  # staged
-        (300, 1030, torch.bfloat16, "H200", 8),
+        (1000, 1030, torch.bfloat16, "H200", 8),
     ],
 )
 def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype, device: str, vector: int) -> None:
@@ -664,7 +664,9 @@ def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("result", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(1, 2, 5), (15, 3, 3), (1000, 4, 7), (1_000_000, 4, 7), (300, 16, 31), (4, 3, 1603)])
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 5), (15, 3, 3), (1000, 4, 7), (1_000_000, 4, 7), (1500, 16, 31), (4, 3, 1603)]
+)
 def test_threads_hold_single_columns_of_16_bits_however_short_strips_are(
     shape: tuple[int, ...], result: torch.dtype
 ) -> None:
@@ -676,7 +678,7 @@ def test_threads_hold_single_columns_of_16_bits_however_short_strips_are(
 
 @pytest.mark.parametrize(
     ("shape", "threads"),  # that share a column
-    [((2, 70, 5), 32), ((36, 100, 5), 32), ((1, 20, 77), 1), ((1, 70, 31), 6), ((4096, 20, 7), 1), ((64, 100, 131), 4)],
+    [((36, 100, 5), 16), ((1, 20, 77), 4), ((4096, 20, 7), 1), ((300, 70, 31), 3), ((64, 100, 131), 4)],
 )
 def test_threads_share_single_columns_of_16_bits_as_long_as_elements_are_few(
     shape: tuple[int, ...], threads: int
@@ -691,12 +693,29 @@ def test_threads_share_single_columns_of_16_bits_as_long_as_elements_are_few(
 
 
 @pytest.mark.parametrize(
-    ("shape", "threads"),
-    [((1, 105, 6), 32), ((64, 31, 22), 8), ((1, 16, 22), 1), ((4096, 20, 10), 1), ((1, 105, 61), 4)],
+    ("shape", "dtype", "backward", "vector", "threads"),
+    [
+        ((1, 2, 603), torch.float32, False, 1, 1),
+        ((1, 60, 9), torch.float32, False, 1, 8),  # a warp has all of dim
+        ((1, 65, 9), torch.float32, False, 1, 16),
+        ((1, 114, 85), torch.float32, False, 1, 16),
+        ((2, 94, 52), torch.bfloat16, False, 2, 16),
+        ((2, 94, 53), torch.bfloat16, False, 1, 16),
+        ((1, 29, 24), torch.bfloat16, True, 2, 8),  # two operands, and half of each
+        ((1, 1024, 3), torch.float32, False, 1, 64),
+    ],
 )
-def test_threads_share_words_of_short_strips_the_more_the_fewer_there_are(shape: tuple[int, ...], threads: int) -> None:
-    chosen = plan(**contiguous(*shape, dim=1), device=DEVICES["H200"])
-    assert (chosen.regime, chosen.staged, chosen.threads_per_row) == ("strided", False, threads)
+def test_few_columns_have_as_many_threads_as_leave_each_little(
+    shape: tuple[int, ...], dtype: torch.dtype, backward: bool, vector: int, threads: int
+) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    described = problem(x, x, 1, log=False, grad=x if backward else None)
+    chosen = plan(**described, device=DEVICES["H200"])
+    assert (chosen.regime, chosen.vector, chosen.threads_per_row, chosen.passes) == ("strided", vector, threads, 1)
+    assert (chosen.run, chosen.cluster) == (4, 1)
+    assert chosen.rows_per_block == max(chosen.block // threads, 4) * vector  # one each
+    few, many = contiguous(16, *shape[1:], dim=1), contiguous(60_000, *shape[1:], dim=1)
+    assert plan(**few, device=DEVICES["H200"]).run == 4 != plan(**many, device=DEVICES["H200"]).run
 
 
 def test_many_single_columns_are_shared_only_into_results_of_another_type() -> None:
@@ -707,27 +726,72 @@ def test_many_single_columns_are_shared_only_into_results_of_another_type() -> N
 
 
 @pytest.mark.parametrize(
-    ("rows", "dim", "backward", "single"),
+    ("rows", "dim", "dtype", "backward", "vectors"),  # that a thread of a block has; 0: they are no block's
     [
-        (1, 1025, False, True),
-        (264, 1030, False, True),
-        (265, 1030, False, False),
-        (1, 3617, False, True),
-        (1, 4099, False, False),
-        (1, 2021, True, True),
-        (1, 2049, True, False),
-        (1, 3616, False, False),  # whole vectors
+        (1, 384, torch.float32, False, 0),
+        (1, 385, torch.float32, False, 1),
+        (264, 1000, torch.float32, False, 2),
+        (265, 1000, torch.float32, False, 0),  # as vectors, a warp's
+        (300, 1001, torch.float32, False, 2),
+        (800, 1001, torch.float32, False, 0),
+        (200, 1990, torch.bfloat16, False, 1),
+        (302, 1990, torch.bfloat16, False, 2),
+        (118, 4096, torch.bfloat16, True, 2),
+        (1, 4096, torch.float32, False, 4),
+        (1, 4100, torch.float32, False, 0),  # a cluster's
     ],
 )
-def test_few_rows_of_16_bits_that_begin_anywhere_are_held_element_by_element(
-    rows: int, dim: int, backward: bool, single: bool
+def test_few_rows_have_as_many_threads_as_find_room_at_once(
+    rows: int, dim: int, dtype: torch.dtype, backward: bool, vectors: int
 ) -> None:
-    x = torch.empty(rows, dim, dtype=torch.bfloat16, device="meta")
+    x = torch.empty(rows, dim, dtype=dtype, device="meta")
     described = problem(x, x, 1, log=False, grad=x if backward else None)
     chosen = plan(**described, device=DEVICES["H200"])
-    assert (chosen.regime == "strided" and chosen.vector == 1 and chosen.passes == 1) == single
-    assert chosen.regime != "strided" or chosen.why.startswith("few rows")
-    assert plan(**described, device=DEVICES["T4"]).regime != "strided"  # which has no such kernels
+    assert (chosen.regime == "block") == (vectors > 0)
+    assert vectors in (0, chosen.items)
+    assert vectors == 0 or rows * chosen.block <= 512 * DEVICES["H200"].multiprocessors
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "source", "result", "backward", "threads"),  # that a row has; 0: it is held in another way
+    [
+        (1, 2049, torch.bfloat16, torch.float32, False, 0),  # vectors of both begin alike: a block's
+        (3000, 513, torch.float32, torch.float32, False, 32),
+        (9000, 513, torch.float32, torch.float32, False, 0),  # staged
+        (3000, 511, torch.float32, torch.float32, False, 0),
+        (90_000, 513, torch.float32, torch.float32, True, 64),
+        (90_000, 257, torch.float32, torch.float32, True, 32),
+        (90_000, 255, torch.float32, torch.float32, True, 0),
+        (90_000, 1025, torch.float32, torch.float32, True, 0),
+        (90_000, 516, torch.float32, torch.float32, True, 0),
+    ],
+)
+def test_rows_that_begin_anywhere_are_held_element_by_element_where_that_takes_less(
+    rows: int, dim: int, source: torch.dtype, result: torch.dtype, backward: bool, threads: int
+) -> None:
+    x = torch.empty(rows, dim, dtype=source, device="meta")
+    described = problem(x, x.to(result), 1, log=False, grad=x if backward else None)
+    chosen = plan(**described, device=DEVICES["H200"])
+    single = chosen.regime == "strided" and chosen.vector == 1 and chosen.passes == 1 and not chosen.staged
+    assert (chosen.threads_per_row if single else 0) == threads
+    old = plan(**described, device=DEVICES["T4"])  # which has no such kernels
+    assert old.regime != "strided" or old.passes == 2
+
+
+@pytest.mark.parametrize("result", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("rows", "dim", "single"), [(264, 2049, True), (265, 2049, False), (1, 4096, True), (1, 4099, False)]
+)
+def test_few_rows_of_16_bits_that_begin_elsewhere_in_each_tensor_are_held_element_by_element(
+    rows: int, dim: int, single: bool, result: torch.dtype
+) -> None:
+    source = torch.empty(rows * dim + 1, dtype=torch.bfloat16, device="meta")[1:].view(rows, dim)
+    chosen = plan(
+        **problem(source, torch.empty(rows, dim, dtype=result, device="meta"), 1, log=False), device=DEVICES["H200"]
+    )
+    assert (
+        (chosen.regime, chosen.vector, chosen.threads_per_row) == ("strided", 1, 256) and not chosen.staged
+    ) == single
 
 
 @pytest.mark.parametrize(("rows", "block"), [(4_300, 128), (8_400, 128), (8_500, 64)])

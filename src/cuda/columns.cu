@@ -20,8 +20,8 @@
 // what bounds them is instructions: so no branch is taken for an element that may be missing, and which elements to
 // store is found once, a bit each. Rows of 16 bits may begin within a word: there, words are shifted by a column, so
 // that all that is loaded and stored are words. A thread has rows that begin alike; states of the same column meet as
-// those of other threads along dim do. Of few rows, where that would be most of the work, and of few elements, where
-// any work is much, columns are held one by one.
+// those of other threads along dim do. Of few rows, where that would be most of the work, columns are held one by one.
+// Where all columns are few, and any work is much, words or single columns go to as many threads as leave each little.
 //
 // Other such columns are folded, where dim times the columns, a slab, is one run of memory: as many elements of dim as
 // fill whole vectors count as one, of as many times the columns, and states of the same column meet at the end. So 7 ×

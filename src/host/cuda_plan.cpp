@@ -371,6 +371,27 @@ Offer offer_block(const Problem& problem, const Rows& rows, const Device& device
   return {plan};
 }
 
+// Few rows, by more threads than hold them where there are many: as many as all find room for at once.
+std::optional<Plan> few_rows_plan(const Problem& problem, const Rows& rows, const Device& device) {
+  if (device.compute_capability < tuning::kAllKernelsFrom || !rows.alike || problem.fused.any ||
+      size_of(problem.source) == 8 || rows.dim < tuning::kFewRowsLeastDim || rows.dim > tuning::kFewRowsMostDim)
+    return {};
+  const bool vectors_of_warp = !rows.ragged() && rows.log2_dim <= tuning::kWarpMaxLog2Dim;
+  const std::int64_t room =
+      std::int64_t{vectors_of_warp ? tuning::kFewRowsThreads / 2 : tuning::kFewRowsThreads} * device.multiprocessors;
+  const std::int64_t least = divide_up(rows.vectors, tuning::kFewRowsBlock);
+  const std::int64_t most = std::min<std::int64_t>(divide_up(2 * rows.vectors, tuning::kFewRowsBlock), rows.held);
+  for (std::int64_t vectors = least; vectors <= most; ++vectors) {
+    if (rows.count * threads_for(rows, vectors) > room) continue;
+    Plan plan = row_plan(Regime::block, rows, threads_for(rows, vectors));
+    plan.block = plan.threads_per_row;
+    plan.grid = rows.count;
+    plan.why = "few rows, which the registers of a block hold";
+    return plan;
+  }
+  return {};
+}
+
 // Where rows are few: whether clusters would take longer for them than all multiprocessors together, which wait for a
 // second launch.
 bool are_long(const Problem& problem, const Rows& rows, const Device& device,
@@ -816,14 +837,15 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
   const int kernels =
       tuning::columns_kernels(bytes, source, size_of(problem.result), problem.direction, problem.fused.any);
   const bool many_threads = tuning::are_vectors(bytes) && kernels > tuning::kManyThreadsKernel && !folded;
-  const bool few =
-      tuning::are_words(bytes) && problem.outer.size * problem.inner.size / plan.vector < tuning::kColumnWordsMany;
+  const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
+  const bool few = tuning::are_words(bytes) && columns < tuning::kColumnWordsMany;
+  const bool turns = alone && columns >= tuning::kColumnTurnsMany;
   for (int kernel = folded ? tuning::kFoldedKernel : 0; kernel < kernels; ++kernel) {
     if (kernel == tuning::kSmallerKernel && many_threads &&
         tuning::kColumnsKernels[tuning::kManyThreadsKernel].vectors >= vectors)
       return tuning::kManyThreadsKernel;
     const tuning::ColumnsKernel& size = tuning::columns_kernel(bytes, kernel);
-    const bool suits = size.turns > 1 ? alone && !(few && kernel > 0) : size.max_block >= plan.block;
+    const bool suits = size.turns > 1 ? turns && !(few && kernel > 0) : size.max_block >= plan.block;
     if (suits && size.vectors + size.shared >= vectors) return kernel;
   }
   throw std::logic_error("no kernel holds so many columns");
@@ -847,6 +869,79 @@ ColumnsCost cost_of_columns(const Problem& problem, const Device& device, const 
 std::int64_t columns_grid(const Problem& problem, const Plan& plan) {
   const ColumnsLayout layout = columns_layout(problem, plan);
   return divide_up(problem.outer.size * layout.inner, layout.turns * layout.step) * plan.cluster;
+}
+
+// What follows, of a plan, from its cluster, where `along` threads of a block share dim, and it has so many vectors.
+void settle_columns(Plan& plan, std::int64_t dim, std::int64_t along, std::int64_t vectors_of_block) {
+  plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
+  plan.threads_per_row = static_cast<int>(along * plan.cluster);
+  plan.block = static_cast<int>(whole_warps(vectors_of_block * along));
+}
+
+// And the rest of it, where a block has `width` vectors; none, where its states find no room in shared memory.
+std::optional<Plan> finished_columns(const Problem& problem, const Device& device, Plan plan, std::int64_t width,
+                                     std::int64_t along) {
+  const int bytes = plan.vector * size_of(problem.source);
+  const Fold fold = fold_of(problem, plan);
+  const bool shifted = words_shift(problem, plan);
+  settle_columns(plan, fold.dim, along, width);
+  const int number = columns_kernel(problem, plan, fold.folds, shifted);
+  const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, number);
+  if (kernel.turns > 1) width = plan.block = tuning::kColumnsBlock;
+  plan.rows_per_block = static_cast<int>(kernel.turns * width * plan.vector);
+  plan.grid = columns_grid(problem, plan);
+  const std::int64_t teams =
+      tuning::shifts_all_words(bytes, number) ? 2 : along / work::tile_team(plan.run, static_cast<int>(along));
+  const std::int64_t held = width + (shifted ? 1 : 0), columns = held * plan.vector / fold.elements;
+  const int states = plan.vector * state_bytes(problem), apart = states + tuning::states_gap(states);
+  if (teams > 1 || plan.cluster > 1 || fold.elements > 1)  // of whole columns, of teams, and of blocks
+    plan.shared_bytes = static_cast<int>(held * (1 + teams) * apart +
+                                         (plan.cluster > 1 ? columns * plan.cluster * state_bytes(problem) : 0));
+  plan.shared_bytes += static_cast<int>(columns_mask_bytes(problem, plan));
+  const int in_registers = kernel.vectors / sources_of(problem);
+  if (plan.items > in_registers) {
+    plan.shared_items = plan.items - in_registers;
+    plan.shared_bytes = static_cast<int>(divide_up(plan.shared_bytes, tuning::kLineBytes)) * tuning::kLineBytes +
+                        columns_shared_bytes(problem, plan);
+  }
+  if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
+      plan.grid > std::numeric_limits<int>::max())
+    return {};
+  if (plan.shared_items > 0)
+    plan.why =
+        plan.cluster > 1
+            ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers and shared "
+              "memory, cut along dim"
+            : "another dimension runs faster than dim; threads hold vectors of columns in registers and shared "
+              "memory";
+  else
+    plan.why =
+        plan.cluster > 1
+            ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
+            : "another dimension runs faster than dim; threads hold vectors of columns in registers";
+  return plan;
+}
+
+// Few columns, as words or one by one: neighbours over all strips, and so many threads along dim that each has little.
+std::optional<Plan> few_columns_plan(const Problem& problem, const Device& device) {
+  const int bytes = size_of(problem.source), word = tuning::columns_word(bytes);
+  if (bytes == 8 || problem.fused.any) return {};
+  Plan plan;
+  plan.regime = Regime::strided;
+  plan.vector = columns_are_vectors(problem, word) ? word : 1;
+  if (!columns_are_vectors(problem, plan.vector)) return {};
+  const std::int64_t dim = problem.dim.size, columns = problem.outer.size * problem.inner.size / plan.vector;
+  plan.run = static_cast<int>(std::min<std::int64_t>(tuning::kFewColumnsRun, power_of_two_from(columns)));
+  const std::int64_t lanes = kWarp / plan.run, held = tuning::kFewColumnsHeld / sources_of(problem);
+  std::int64_t along = power_of_two_from(divide_up(dim, held));
+  if (along > lanes)
+    along = dim <= lanes * tuning::kFewColumnsOfWarp ? lanes : divide_up(divide_up(dim, held), lanes) * lanes;
+  along = std::min<std::int64_t>(along, tuning::kFewColumnsThreads / plan.run);
+  if (divide_up(dim, along) * sources_of(problem) > tuning::kFewColumnsMostHeld ||
+      columns * along > std::int64_t{tuning::kFewColumnsThreads} * device.multiprocessors)
+    return {};
+  const std::int64_t width = plan.run * std::max<std::int64_t>(1, tuning::kColumnsBlock / (plan.run * along));
+  return finished_columns(problem, device, plan, width, along);
 }
 
 // Vectors of columns, or folded ones, halves of vectors, words, or single columns, in registers; a thread has every
@@ -902,11 +997,6 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
            divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
       along *= 2;
-    while (cluster == 1 && (words || singles) && dim > tuning::kColumnsFewDim && run < kWarp &&
-           2 * run * along <= tuning::kColumnsFewThreads &&
-           2 * vectors * along <= std::int64_t{tuning::kColumnsFewThreads} * device.multiprocessors &&
-           divide_up(rows, along) > tuning::kColumnsFewHeld)
-      along *= 2;
     while (cluster == 1 && words && run * along < kSectorWords &&
            divide_up(rows, along) > tuning::column_words_rather_held(static_cast<int>(run)))
       along *= 2;
@@ -914,16 +1004,10 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   std::int64_t along = 0, width = 0;  // width: vectors that a block has
 
-  // What follows, of a plan, from what is chosen, where a block has so many vectors.
-  const auto settle = [&](std::int64_t vectors_of_block) {
-    plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
-    plan.threads_per_row = static_cast<int>(along * plan.cluster);
-    plan.block = static_cast<int>(whole_warps(vectors_of_block * along));
-  };
   const auto share = [&](int cluster) {
     plan.cluster = cluster;
     along = threads_for(plan.run, cluster);
-    settle(plan.run);
+    settle_columns(plan, dim, along, plan.run);
   };
   const auto kernel_now = [&] { return columns_kernel(problem, plan, layout.fold.folds, shifted); };
   const auto cost_now = [&] {
@@ -1046,42 +1130,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     return {};
   }
 
-  settle(width);
-  const int kernel = kernel_now(), turns = tuning::columns_kernel(vector * bytes, kernel).turns;
-  if (turns > 1) width = plan.block = tuning::kColumnsBlock;
-  plan.rows_per_block = static_cast<int>(turns * width * plan.vector);
-  plan.grid = columns_grid(problem, plan);
-  const bool all_shifted = tuning::shifts_all_words(vector * bytes, kernel);
-  const std::int64_t teams = all_shifted ? 2 : along / work::tile_team(plan.run, static_cast<int>(along));
-  const auto columns = static_cast<int>((width + layout.shift) * plan.vector);
-  const int states = plan.vector * state_bytes(problem), apart = states + tuning::states_gap(states);
-  if (teams > 1 || plan.cluster > 1 || layout.fold.elements > 1)  // of whole columns, of teams, and of blocks
-    plan.shared_bytes =
-        static_cast<int>((width + layout.shift) * (1 + teams) * apart +
-                         (plan.cluster > 1 ? columns / layout.fold.elements * plan.cluster * state_bytes(problem) : 0));
-  plan.shared_bytes += static_cast<int>(columns_mask_bytes(problem, plan));
-  const int held = tuning::columns_kernel(vector * bytes, kernel).vectors / operands;
-  if (plan.items > held) {
-    plan.shared_items = plan.items - held;
-    plan.shared_bytes = static_cast<int>(divide_up(plan.shared_bytes, tuning::kLineBytes)) * tuning::kLineBytes +
-                        columns_shared_bytes(problem, plan);
-  }
-  if (plan.shared_bytes > tuning::dynamic_shared_bytes(device.shared_bytes_per_block) ||
-      plan.grid > std::numeric_limits<int>::max())
-    return {};
-  if (plan.shared_items > 0)
-    plan.why =
-        plan.cluster > 1
-            ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers and shared "
-              "memory, cut along dim"
-            : "another dimension runs faster than dim; threads hold vectors of columns in registers and shared "
-              "memory";
-  else
-    plan.why =
-        plan.cluster > 1
-            ? "another dimension runs faster than dim; a cluster holds vectors of columns in registers, cut along dim"
-            : "another dimension runs faster than dim; threads hold vectors of columns in registers";
-  return plan;
+  return finished_columns(problem, device, plan, width, along);
 }
 
 // Whether columns that are held so take no more than they do otherwise, which costs so many times what
@@ -1230,6 +1279,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
+  if (const auto few = few_columns_plan(problem, device)) return few;
   const bool are_vectors = columns_are_vectors(problem, vector);
   const auto in_registers = [&](const Problem& apart) {
     const auto many = by_many_threads(apart, device, architecture);
@@ -1275,17 +1325,32 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
 bool tiles_take_dim(const Problem& problem) { return problem.dim.rank <= 1 || problem.source == problem.result; }
 
-// Few rows of 16 bits that begin anywhere, and have more than warps hold element by element: as columns, one each.
-std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device,
-                                         const tuning::Architecture& architecture) {
-  const std::int64_t held = sources_of(problem) * rows.dim;
-  if (device.compute_capability < tuning::kAllKernelsFrom || size_of(problem.source) != 2 || problem.fused.any ||
-      !rows.ragged() || problem.outer.rank > 1 || rows.dim <= 1 << tuning::kWarpMaxLog2Dim ||
-      held > tuning::kSingleElements || rows.count > std::int64_t{tuning::kSingleElementsRows} * device.multiprocessors)
+// Rows that begin anywhere, as columns of one element: where vectors of one operand are not those of the other, few of
+// 16 bits; and such of float32 that would be staged for longer.
+std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device) {
+  if (device.compute_capability < tuning::kAllKernelsFrom || problem.fused.any || !rows.ragged() ||
+      problem.outer.rank > 1 || !columns_are_vectors(problem, 1))
     return {};
-  auto plan = held_columns(problem, device, architecture, 1);
-  if (plan) plan->why = "few rows that begin anywhere; threads hold single elements in registers";
-  return plan;
+  const std::int64_t held = sources_of(problem) * rows.dim;
+  std::int64_t along = tuning::kSingleElementsBlock;
+  if (size_of(problem.source) == 4) {
+    const bool many = rows.count > std::int64_t{tuning::kSingleWordsRows} * device.multiprocessors;
+    if (rows.dim >> tuning::kWarpMaxLog2Dim > 0 || rows.dim < tuning::single_words_least_dim(problem.direction) ||
+        (many && problem.direction == Direction::forward))
+      return {};
+    along = std::max<std::int64_t>(kWarp, power_of_two_from(divide_up(held, tuning::kSingleWordsHeld)));
+  } else if (size_of(problem.source) != 2 || rows.alike || rows.dim <= 1 << tuning::kWarpMaxLog2Dim ||
+             held > tuning::kSingleElements ||
+             rows.count > std::int64_t{tuning::kSingleElementsRows} * device.multiprocessors) {
+    return {};
+  }
+  Plan plan;
+  plan.regime = Regime::strided;
+  plan.vector = plan.run = 1;
+  auto singles =
+      finished_columns(problem, device, plan, std::max<std::int64_t>(1, tuning::kColumnsBlock / along), along);
+  if (singles) singles->why = "rows that begin anywhere; threads hold single elements in registers";
+  return singles;
 }
 
 // A tile of dim times as many columns as its shared memory holds.
@@ -1681,7 +1746,8 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   layout.turns = tuning::columns_kernel(plan.vector * size_of(problem.source), layout.kernel).turns;
   layout.width = plan.rows_per_block / plan.vector / layout.turns;
   int overlap = plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
-  if (holds_vectors(problem, plan) && tuning::kOverlapPart * overlap > layout.width) overlap = 0;
+  const bool narrow = plan.run * plan.vector * size_of(problem.source) < tuning::kLineBytes;
+  if (holds_vectors(problem, plan) ? tuning::kOverlapPart * overlap > layout.width : narrow) overlap = 0;
   layout.lead = overlap > 0 ? layout.shift : 0;  // whole strips need no other words, nor do rows that begin alike
   layout.step = layout.width - overlap - layout.lead;
   return layout;
@@ -1759,7 +1825,8 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     return strided_plan(problem, device, architecture);
 
   const Rows rows = rows_of(problem, device);
-  if (const auto singles = single_elements_plan(problem, rows, device, architecture)) return *singles;
+  if (const auto few = few_rows_plan(problem, rows, device)) return *few;
+  if (const auto singles = single_elements_plan(problem, rows, device)) return *singles;
   if (const Offer warp = offer_warp(problem, rows, device);
       warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || suits_warp(rows, device)))
     return *warp.plan;

@@ -72,6 +72,14 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
              : most_held_vectors(source_bytes, direction, fused);
 }
 
+// Few rows, of which all are under way at once, are latency: what a thread has of one, one vector after the other. So
+// they go to blocks of up to so many threads, as long as those of a multiprocessor are no more than so many, or half of
+// that, where a warp has whole vectors; not such that a warp has little of, nor such that clusters share (an H200 takes
+// for 1 x 733 of float32 1.7 us, staged 2.2; 66 x 900 1.7, a warp each 2.3; 200 x 1990 of 16 bits 1.9, element by
+// element 2.6; 66 x 1990 of float32 1.9, by fewer threads 2.5; but 500 x 600 of 16 bits 1.8, by warps 1.6; 1 x 4500 of
+// float32 2.3, by a cluster 2.2).
+inline constexpr int kFewRowsLeastDim = 385, kFewRowsMostDim = 4096, kFewRowsBlock = 256, kFewRowsThreads = 512;
+
 // A block that holds a row has all of it under way. What the blocks of a multiprocessor have together, 64 registers a
 // thread, should be enough for memory to be busy, and little more: it then lies close together. 512 MiB of float32 take
 // an H200 253 to 258 us at 70 to 84 KiB, to 259 at 96, to 262 at 112 to 128, but to 266 at 60 and 300 at 48; 16 bits,
@@ -563,6 +571,9 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8},  Columns
 // Columns, in words, of which threads have several that are longer than the shortest kernel's: of fewer, a GPU of 132
 // multiprocessors had too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7).
 inline constexpr std::int64_t kColumnWordsMany = 1 << 18;
+// And of which they have several at all: of fewer, all that is to be done at a time finds room (2 x 603, dim 0: 2.2 us
+// by four at a time, 1.1).
+inline constexpr std::int64_t kColumnTurnsMany = 1 << 16;
 // And where words do not divide columns of 16 bits, of which threads have all of dim, one each: what each costs is more
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
 // columns 58). Tiles, of whose code threads run far more, are slower, too, however short strips are, and most of all
@@ -580,10 +591,23 @@ constexpr std::int64_t column_singles_most(int result_bytes, Direction direction
   if (result_bytes > 2) return std::numeric_limits<std::int32_t>::max();
   return direction == Direction::backward ? 2 << 10 : 16 << 10;
 }
-// Few rows of 16 bits that begin anywhere, as columns of one element each: up to this many of a row and its gradient,
-// of which a block of 256 threads has 16 each, and so many rows a multiprocessor (an H200 takes for 1 x 3617 2.4 us,
-// as vectors 3.4; 130 x 2049 2.4, 3.5, to float32 2.7, 4.5; but 1 x 4500 2.5, 2.5; gradients of 1 x 2021 1.8, 2.6).
-inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2;
+// Where there are few columns, all that takes time is latency: a thread's items one after the other, and states that
+// meet, by shuffles as long as a warp has all of dim, which takes less than eight items do, else in shared memory. So
+// threads have so many elements (of two operands together), or of a warp's so many of each, of up to four neighbours;
+// blocks so many threads, and all blocks of a multiprocessor together (an H200 takes for 2 x 603, dim 0, of float32 1.1
+// us, 2.2 as words by the kernel of several columns; 114 x 85 1.9, 3.4; 2 x 94 x 52 of 16 bits 1.9, 3.2; backward 1 x
+// 29 x 24 1.2, 2.1; of 230 problems of up to 1.5 million elements 0.81 of the time).
+inline constexpr int kFewColumnsRun = 4, kFewColumnsHeld = 8, kFewColumnsOfWarp = 8, kFewColumnsMostHeld = 16,
+                     kFewColumnsThreads = 256;
+// Rows that begin anywhere, element by element, as columns of one each. Of 16 bits, whose vectors are not those of the
+// result: up to so many of a row and its gradient, of which a block has 16 a thread, and so many rows a multiprocessor
+// (130 x 2049 to float32 2.7 us, as a tile 4.5).
+inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleElementsBlock = 256;
+// Of float32, up to 1024: staged, they take longer from these dims on, forward unless they are so many a multiprocessor
+// (2637 x 733 backward 6.8 us, staged 9.1; 130000 x 513 186, 198, forward 139, 133; 8000 x 901 16.9, 18.4). By warps,
+// whose lanes have so many each, or as many more threads.
+inline constexpr int kSingleWordsHeld = 32, kSingleWordsRows = 64;
+constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 257 : 513; }
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_halves(int vector_bytes) { return vector_bytes == kColumnsHalfBytes; }
 constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
@@ -668,11 +692,6 @@ inline constexpr int kColumnSinglesBackwardDim = 4;
 constexpr int column_words_min_strip(int source_bytes, bool shifted) {
   return source_bytes == 2 && !shifted ? 192 : 512;
 }
-// Of whole strips of words and of single columns, elements that a thread rather has, as long as a block, and all blocks
-// of a multiprocessor, have no more than so many threads: then what takes time is latency (1 x 105 x 6 of float32: 1.7
-// us, of 27 elements 2.6; 1 x 70 x 31 of 16 bits 2.2, of eighteen 2.6; but 4096 x 20 x 7 4.4, of twenty 3.4). Not of
-// dims this short, whose states would meet for it (8 x 9 x 22 of 16 bits: 1.6, of all nine 1.4).
-inline constexpr int kColumnsFewHeld = 4, kColumnsFewThreads = 256, kColumnsFewDim = 16;
 inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
 inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
 // up to which more threads share dim than must; of 16 bits each has as many more columns to combine

@@ -149,7 +149,7 @@ int main() {
         for (const std::int64_t inner : {36, 100, 204, 1004}) {
           Device device = gpu(compute_capability);
           device.shared_bytes_per_block = kibibytes << 10;
-          device.multiprocessors = dim < 300 ? 4 : 132;  // of which many waves make many threads worth it
+          device.multiprocessors = dim <= 300 ? 4 : 132;  // of which many waves make many threads worth it
           const Problem apart = problem(5, dim, inner, dtype, backward);
           Problem in_place = apart;
           in_place.in_place = true;
@@ -179,7 +179,7 @@ int main() {
   const Plan singles = plan(problem(64, 4, 341, DType::float16), gpu(90));
   CHECK(!singles.staged && singles.vector == 1 && singles.threads_per_row == 1 && singles.shared_bytes == 0);
   CHECK(plan(problem(256, 17, 1001, DType::float16), gpu(90)).vector == 2);
-  const Plan whole = plan(problem(64, 101, 9), gpu(90));
+  const Plan whole = plan(problem(640, 101, 9), gpu(90));
   CHECK(!whole.staged && whole.vector == 1 && whole.run == 9);
   CHECK(!plan(problem(64, 51, 147, DType::float16), gpu(90)).staged);
   CHECK(plan(problem(640, 75, 81, DType::float16), gpu(90)).vector == 8);
@@ -230,7 +230,7 @@ int main() {
   // more threads along dim where words have short strips
   CHECK(plan(problem(1 << 14, 31, 2), gpu(90)).threads_per_row == 4);
   CHECK(plan(problem(1 << 14, 31, 5), gpu(90)).threads_per_row == 2);
-  CHECK(plan(problem(1 << 14, 8, 4, DType::bfloat16), gpu(90)).threads_per_row == 2);
+  CHECK(plan(problem(1 << 16, 8, 4, DType::bfloat16), gpu(90)).threads_per_row == 2);
   CHECK(plan(problem(1 << 14, 13, 9), gpu(90)).threads_per_row == 1);
   // backward, too, of fewer elements; and of short strips that are vectors, few a thread
   for (const std::int64_t dim : {4, 5, 8, 9}) {
