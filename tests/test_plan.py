@@ -545,7 +545,7 @@ def test_columns_of_16_bits_that_8_bytes_divide_are_no_words(inner: int, backwar
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((36, 197, 64), torch.bfloat16),  # too few for all multiprocessors
+        ((80, 197, 64), torch.bfloat16),  # too few for all multiprocessors
         ((16, 80, 160, 160), torch.bfloat16),  # no threads have to meet
         ((301_072, 15, 8), torch.bfloat16),  # neighbours would not fill lines
         ((20, 5840, 384), torch.float32),
@@ -716,6 +716,28 @@ def test_few_columns_have_as_many_threads_as_leave_each_little(
     assert chosen.rows_per_block == max(chosen.block // threads, 4) * vector  # one each
     few, many = contiguous(16, *shape[1:], dim=1), contiguous(60_000, *shape[1:], dim=1)
     assert plan(**few, device=DEVICES["H200"]).run == 4 != plan(**many, device=DEVICES["H200"]).run
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [12, 19, 64, 70, 101, 300, 700])
+@pytest.mark.parametrize("strip", [5, 9, 49, 64, 204])
+def test_threads_have_little_more_of_columns_where_these_are_a_few_more(
+    dim: int, strip: int, dtype: torch.dtype
+) -> None:
+    def few(outer: int) -> Any:
+        chosen = plan(**contiguous(outer, dim, strip, dim=1, dtype=dtype), device=DEVICES["H200"])
+        words = chosen.vector * dtype.itemsize <= 4 and not chosen.staged
+        return chosen if words and chosen.run == 4 and chosen.cluster == 1 else None
+
+    least, most = 1, 1 << 20  # few, and not
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if few(middle) else (least, middle)
+    last = few(least)
+    assert last.items <= 16
+    assert last.grid * last.block >= 132 * 128  # half of the room, at least
+    for outer in range(1, least, max(1, least // 50)):
+        assert few(outer).items <= last.items  # fewer columns, never more of one
 
 
 def test_many_single_columns_are_shared_only_into_results_of_another_type() -> None:

@@ -166,16 +166,20 @@ def test_forward_mode(device: str, log: bool) -> None:
 def test_backward_is_as_exact_as_torchs(
     device: str, dtype: torch.dtype, shape: tuple[int, ...], dim: int, log: bool
 ) -> None:
-    grad = normal(shape, device, seed=1, dtype=dtype)
-    output = TORCHS[log](normal(shape, device, dtype=dtype), dim)
-    exact = oracle.backward(grad, output, dim, log=log)
     torchs = torch.ops.aten._log_softmax_backward_data if log else torch.ops.aten._softmax_backward_data
-    got, theirs = (
-        (result.double() - exact).abs()
-        for result in (BACKWARD[log](grad, output, dim), torchs(grad, output, dim, dtype))
-    )
-    assert got.mean() <= 1.2 * theirs.mean()
-    assert got.max() <= 1.2 * theirs.max()
+    ours_and_theirs = []
+    for seed in range(0, 40, 2):  # of one, the largest error is luck
+        grad = normal(shape, device, seed=seed + 1, dtype=dtype)
+        output = TORCHS[log](normal(shape, device, seed=seed, dtype=dtype), dim)
+        exact = oracle.backward(grad, output, dim, log=log)
+        errors = [
+            (result.double() - exact).abs()
+            for result in (BACKWARD[log](grad, output, dim), torchs(grad, output, dim, dtype))
+        ]
+        ours_and_theirs.append([[error.mean().item(), error.max().item()] for error in errors])
+    (mean, largest), (their_mean, their_largest) = torch.tensor(ours_and_theirs).mean(0).tolist()
+    assert mean <= 1.2 * their_mean
+    assert largest <= 1.2 * their_largest
 
 
 @FUNCTIONS

@@ -922,7 +922,8 @@ std::optional<Plan> finished_columns(const Problem& problem, const Device& devic
   return plan;
 }
 
-// Few columns, as words or one by one: neighbours over all strips, and so many threads along dim that each has little.
+// Few columns, as words or one by one: neighbours over all strips, and so many threads along dim that each has little,
+// or, of more columns, as many as find room.
 std::optional<Plan> few_columns_plan(const Problem& problem, const Device& device) {
   const int bytes = size_of(problem.source), word = tuning::columns_word(bytes);
   if (bytes == 8 || problem.fused.any) return {};
@@ -932,14 +933,15 @@ std::optional<Plan> few_columns_plan(const Problem& problem, const Device& devic
   if (!columns_are_vectors(problem, plan.vector)) return {};
   const std::int64_t dim = problem.dim.size, columns = problem.outer.size * problem.inner.size / plan.vector;
   plan.run = static_cast<int>(std::min<std::int64_t>(tuning::kFewColumnsRun, power_of_two_from(columns)));
-  const std::int64_t lanes = kWarp / plan.run, held = tuning::kFewColumnsHeld / sources_of(problem);
-  std::int64_t along = power_of_two_from(divide_up(dim, held));
-  if (along > lanes)
-    along = dim <= lanes * tuning::kFewColumnsOfWarp ? lanes : divide_up(divide_up(dim, held), lanes) * lanes;
+  const std::int64_t lanes = kWarp / plan.run, operands = sources_of(problem);
+  const auto whole_warps_of = [&](std::int64_t threads) { return divide_up(threads, lanes) * lanes; };
+  const std::int64_t rather = divide_up(dim, tuning::kFewColumnsHeld / operands);
+  std::int64_t along = power_of_two_from(rather);
+  if (along > lanes) along = dim <= lanes * tuning::kFewColumnsOfWarp ? lanes : whole_warps_of(rather);
   along = std::min<std::int64_t>(along, tuning::kFewColumnsThreads / plan.run);
-  if (divide_up(dim, along) * sources_of(problem) > tuning::kFewColumnsMostHeld ||
-      columns * along > std::int64_t{tuning::kFewColumnsThreads} * device.multiprocessors)
-    return {};
+  const std::int64_t room = std::int64_t{tuning::kFewColumnsThreads} * device.multiprocessors;
+  while (along > 1 && columns * along > room) along = along > lanes ? whole_warps_of(along / 2) : along / 2;
+  if (columns * along > room || divide_up(dim, along) * operands > tuning::kFewColumnsMostHeld) return {};
   const std::int64_t width = plan.run * std::max<std::int64_t>(1, tuning::kColumnsBlock / (plan.run * along));
   return finished_columns(problem, device, plan, width, along);
 }
@@ -1325,30 +1327,36 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
 // Results of a dim of several groups go back into the tile, where they take the place of sources.
 bool tiles_take_dim(const Problem& problem) { return problem.dim.rank <= 1 || problem.source == problem.result; }
 
-// Rows that begin anywhere, as columns of one element: where vectors of one operand are not those of the other, few of
-// 16 bits; and such of float32 that would be staged for longer.
+// Threads that hold a row, which begins anywhere, element by element; 0, where other plans take less: few rows of 16
+// bits whose vectors are not those of the result,
+std::int64_t single_halves_threads(const Problem& problem, const Rows& rows, const Device& device) {
+  const bool few = rows.count <= std::int64_t{tuning::kSingleElementsRows} * device.multiprocessors;
+  const bool held = rows.dim * sources_of(problem) <= tuning::kSingleElements;
+  const bool wide = rows.dim > 1 << tuning::kWarpMaxLog2Dim;
+  return few && held && wide && !rows.alike ? tuning::kSingleElementsBlock : 0;
+}
+// and such of 32 bits that would be staged for longer.
+std::int64_t single_words_threads(const Problem& problem, const Rows& rows, const Device& device) {
+  const bool few = rows.count <= std::int64_t{tuning::kSingleWordsRows} * device.multiprocessors;
+  const bool wide = rows.dim >= tuning::single_words_least_dim(problem.direction);
+  if (!wide || rows.dim >= 1 << tuning::kWarpMaxLog2Dim || (problem.direction == Direction::forward && !few)) return 0;
+  const std::int64_t held = rows.dim * sources_of(problem);
+  return std::max<std::int64_t>(kWarp, power_of_two_from(divide_up(held, tuning::kSingleWordsHeld)));
+}
 std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device) {
   if (device.compute_capability < tuning::kAllKernelsFrom || problem.fused.any || !rows.ragged() ||
-      problem.outer.rank > 1 || !columns_are_vectors(problem, 1))
+      problem.outer.rank > 1 || rows.count > std::numeric_limits<int>::max() / 2 || !columns_are_vectors(problem, 1))
     return {};
-  const std::int64_t held = sources_of(problem) * rows.dim;
-  std::int64_t along = tuning::kSingleElementsBlock;
-  if (size_of(problem.source) == 4) {
-    const bool many = rows.count > std::int64_t{tuning::kSingleWordsRows} * device.multiprocessors;
-    if (rows.dim >> tuning::kWarpMaxLog2Dim > 0 || rows.dim < tuning::single_words_least_dim(problem.direction) ||
-        (many && problem.direction == Direction::forward))
-      return {};
-    along = std::max<std::int64_t>(kWarp, power_of_two_from(divide_up(held, tuning::kSingleWordsHeld)));
-  } else if (size_of(problem.source) != 2 || rows.alike || rows.dim <= 1 << tuning::kWarpMaxLog2Dim ||
-             held > tuning::kSingleElements ||
-             rows.count > std::int64_t{tuning::kSingleElementsRows} * device.multiprocessors) {
-    return {};
-  }
+  const int bytes = size_of(problem.source);
+  const std::int64_t along = bytes == 4   ? single_words_threads(problem, rows, device)
+                             : bytes == 2 ? single_halves_threads(problem, rows, device)
+                                          : 0;
+  if (along == 0) return {};
   Plan plan;
   plan.regime = Regime::strided;
   plan.vector = plan.run = 1;
-  auto singles =
-      finished_columns(problem, device, plan, std::max<std::int64_t>(1, tuning::kColumnsBlock / along), along);
+  const std::int64_t width = std::max<std::int64_t>(1, tuning::kColumnsBlock / along);
+  auto singles = finished_columns(problem, device, plan, width, along);
   if (singles) singles->why = "rows that begin anywhere; threads hold single elements in registers";
   return singles;
 }
@@ -1746,8 +1754,9 @@ ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {
   layout.turns = tuning::columns_kernel(plan.vector * size_of(problem.source), layout.kernel).turns;
   layout.width = plan.rows_per_block / plan.vector / layout.turns;
   int overlap = plan.run == layout.inner ? 0 : columns_overlap(problem, plan);
-  const bool narrow = plan.run * plan.vector * size_of(problem.source) < tuning::kLineBytes;
-  if (holds_vectors(problem, plan) ? tuning::kOverlapPart * overlap > layout.width : narrow) overlap = 0;
+  if (holds_vectors(problem, plan) && tuning::kOverlapPart * overlap > layout.width) overlap = 0;
+  const bool words = tuning::are_words(plan.vector * size_of(problem.source));
+  if (words && plan.run <= tuning::kFewColumnsRun) overlap = 0;  // L2 has room for the sectors of few columns
   layout.lead = overlap > 0 ? layout.shift : 0;  // whole strips need no other words, nor do rows that begin alike
   layout.step = layout.width - overlap - layout.lead;
   return layout;
@@ -1832,7 +1841,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
     return *warp.plan;
   if (!rows.alike) return strided_plan(problem, device, architecture);
   const bool fewer = rows.count < device.multiprocessors, clusters = architecture.max_cluster > 1;
-  const bool alone = fewer && clusters && rows.dim >= tuning::kFewRowsMinDim;  // a block would leave others idle
+  const bool alone = fewer && clusters && rows.dim >= tuning::kClusterAloneMinDim;  // a block would leave others idle
   if (!alone)
     if (const Offer block = offer_block(problem, rows, device, architecture.block_threads); block.plan)
       return *block.plan;

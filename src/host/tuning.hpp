@@ -489,7 +489,7 @@ inline constexpr int kSplitMeetingL2Part = 3;
 inline constexpr double kSplitMeetingKept = 1.0 / 6;
 inline constexpr double kSplitMeetingFilled = 0.8;
 
-inline constexpr std::int64_t kFewRowsMinDim = 4096;  // narrower rows are latency, however many blocks share them
+inline constexpr std::int64_t kClusterAloneMinDim = 4096;  // narrower rows are latency, however many blocks share them
 // vectors that a thread of a split row has at least: less is launch latency
 inline constexpr std::int64_t kSplitMinVectors = 4;
 
@@ -571,8 +571,9 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8},  Columns
 // Columns, in words, of which threads have several that are longer than the shortest kernel's: of fewer, a GPU of 132
 // multiprocessors had too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7).
 inline constexpr std::int64_t kColumnWordsMany = 1 << 18;
-// And of which they have several at all: of fewer, all that is to be done at a time finds room (2 x 603, dim 0: 2.2 us
-// by four at a time, 1.1).
+// And vectors, words or single columns, of which they have several at all: of fewer, one each finds room at once, on
+// all GPUs but small ones (an H200 takes for 2 x 603, dim 0, of float32 2.2 us by four words at a time, 1.1; 306 x 4 x
+// 4 2.1 by two vectors, 1.6; of 230 problems none more than 1.04 of the time).
 inline constexpr std::int64_t kColumnTurnsMany = 1 << 16;
 // And where words do not divide columns of 16 bits, of which threads have all of dim, one each: what each costs is more
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
@@ -591,21 +592,23 @@ constexpr std::int64_t column_singles_most(int result_bytes, Direction direction
   if (result_bytes > 2) return std::numeric_limits<std::int32_t>::max();
   return direction == Direction::backward ? 2 << 10 : 16 << 10;
 }
-// Where there are few columns, all that takes time is latency: a thread's items one after the other, and states that
-// meet, by shuffles as long as a warp has all of dim, which takes less than eight items do, else in shared memory. So
-// threads have so many elements (of two operands together), or of a warp's so many of each, of up to four neighbours;
-// blocks so many threads, and all blocks of a multiprocessor together (an H200 takes for 2 x 603, dim 0, of float32 1.1
-// us, 2.2 as words by the kernel of several columns; 114 x 85 1.9, 3.4; 2 x 94 x 52 of 16 bits 1.9, 3.2; backward 1 x
-// 29 x 24 1.2, 2.1; of 230 problems of up to 1.5 million elements 0.81 of the time).
-inline constexpr int kFewColumnsRun = 4, kFewColumnsHeld = 8, kFewColumnsOfWarp = 8, kFewColumnsMostHeld = 16,
-                     kFewColumnsThreads = 256;
+// Where there are few columns, all that takes time is latency: that of a thread's elements, one after the other, and of
+// states that meet, by shuffles where a warp has all of dim, which takes less than eight elements do, else in shared
+// memory. (An H200 takes for 114 x 85 of float32, dim 0, 1.9 us, by threads with 29 elements 3.4; 2 x 94 x 52 of 16
+// bits 1.9, 3.2; backward 1 x 29 x 24 1.2, 2.1; for 230 problems of up to 1.5 million elements 0.8 of the time, 1.1 at
+// most.)
+inline constexpr int kFewColumnsRun = 4;        // neighbours: with more of them, threads of a warp have less of dim
+inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
+inline constexpr int kFewColumnsOfWarp = 8;     // or of each, where a warp then has all of dim,
+inline constexpr int kFewColumnsMostHeld = 16;  // and at most
+inline constexpr int kFewColumnsThreads = 256;  // of a block, and of all blocks of a multiprocessor
 // Rows that begin anywhere, element by element, as columns of one each. Of 16 bits, whose vectors are not those of the
 // result: up to so many of a row and its gradient, of which a block has 16 a thread, and so many rows a multiprocessor
 // (130 x 2049 to float32 2.7 us, as a tile 4.5).
 inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleElementsBlock = 256;
-// Of float32, up to 1024: staged, they take longer from these dims on, forward unless they are so many a multiprocessor
-// (2637 x 733 backward 6.8 us, staged 9.1; 130000 x 513 186, 198, forward 139, 133; 8000 x 901 16.9, 18.4). By warps,
-// whose lanes have so many each, or as many more threads.
+// Of 32 bits, narrower than 1024: staged, they take longer from these dims on, forward unless they are so many a
+// multiprocessor (2637 x 733 backward 6.8 us, staged 9.1; 130000 x 513 186, 198, forward 139, 133; 8000 x
+// 901 16.9, 18.4). By warps, whose lanes have so many each, or as many more threads.
 inline constexpr int kSingleWordsHeld = 32, kSingleWordsRows = 64;
 constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 257 : 513; }
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }

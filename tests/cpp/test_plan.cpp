@@ -149,8 +149,8 @@ int main() {
         for (const std::int64_t inner : {36, 100, 204, 1004}) {
           Device device = gpu(compute_capability);
           device.shared_bytes_per_block = kibibytes << 10;
-          device.multiprocessors = dim <= 300 ? 4 : 132;  // of which many waves make many threads worth it
-          const Problem apart = problem(5, dim, inner, dtype, backward);
+          device.multiprocessors = dim < 300 ? 3 : 132;  // of which many waves make many threads worth it
+          const Problem apart = problem(dim == 300 ? 40 : 5, dim, inner, dtype, backward);
           Problem in_place = apart;
           in_place.in_place = true;
           const Plan halves = plan(apart, device), same = plan(in_place, device);
