@@ -923,7 +923,7 @@ std::optional<Plan> finished_columns(const Problem& problem, const Device& devic
 }
 
 // Few columns, as words or one by one: neighbours over all strips, and so many threads along dim that each has little,
-// or, of more columns, as many as find room.
+// or, of more columns, as many as find room, if then a warp has all of dim.
 std::optional<Plan> few_columns_plan(const Problem& problem, const Device& device) {
   const int bytes = size_of(problem.source), word = tuning::columns_word(bytes);
   if (bytes == 8 || problem.fused.any) return {};
@@ -934,14 +934,17 @@ std::optional<Plan> few_columns_plan(const Problem& problem, const Device& devic
   const std::int64_t dim = problem.dim.size, columns = problem.outer.size * problem.inner.size / plan.vector;
   plan.run = static_cast<int>(std::min<std::int64_t>(tuning::kFewColumnsRun, power_of_two_from(columns)));
   const std::int64_t lanes = kWarp / plan.run, operands = sources_of(problem);
-  const auto whole_warps_of = [&](std::int64_t threads) { return divide_up(threads, lanes) * lanes; };
   const std::int64_t rather = divide_up(dim, tuning::kFewColumnsHeld / operands);
-  std::int64_t along = power_of_two_from(rather);
-  if (along > lanes) along = dim <= lanes * tuning::kFewColumnsOfWarp ? lanes : whole_warps_of(rather);
+  std::int64_t along = power_of_two_from(rather), most = tuning::kFewColumnsMostHeld;
+  if (along > lanes) along = dim <= lanes * tuning::kFewColumnsOfWarp ? lanes : divide_up(rather, lanes) * lanes;
   along = std::min<std::int64_t>(along, tuning::kFewColumnsThreads / plan.run);
   const std::int64_t room = std::int64_t{tuning::kFewColumnsThreads} * device.multiprocessors;
-  while (along > 1 && columns * along > room) along = along > lanes ? whole_warps_of(along / 2) : along / 2;
-  if (columns * along > room || divide_up(dim, along) * operands > tuning::kFewColumnsMostHeld) return {};
+  if (columns * along > room) {
+    along = std::min(along, lanes);
+    while (along > 1 && columns * along > room) along /= 2;
+    most = tuning::more_columns_most_held(problem.direction);
+  }
+  if (columns * along > room || divide_up(dim, along) * operands > most) return {};
   const std::int64_t width = plan.run * std::max<std::int64_t>(1, tuning::kColumnsBlock / (plan.run * along));
   return finished_columns(problem, device, plan, width, along);
 }
