@@ -71,7 +71,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest
     ((70000, 3), 1, (None,), 2),
-    ((9000, 257), 1, (None,), 2),  # by teams of several lanes, or, backward and of float32, element by element
+    ((9000, 257), 1, (None,), 2),  # by teams of several lanes
+    ((9000, 401), 1, (None,), 1),  # backward and of float32, element by element
     ((28, CLUSTERS_OF_16[0]), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
     # or that float32's next row of backward arrives meanwhile, and of forward shared memory's part comes first
     ((9, CLUSTERS_OF_16[1]), 1, ("cluster",), 1),

@@ -782,8 +782,8 @@ def test_few_rows_have_as_many_threads_as_find_room_at_once(
         (9000, 513, torch.float32, torch.float32, False, 0),  # staged
         (3000, 511, torch.float32, torch.float32, False, 0),
         (90_000, 513, torch.float32, torch.float32, True, 64),
-        (90_000, 257, torch.float32, torch.float32, True, 32),
-        (90_000, 255, torch.float32, torch.float32, True, 0),
+        (90_000, 385, torch.float32, torch.float32, True, 32),
+        (90_000, 383, torch.float32, torch.float32, True, 0),
         (90_000, 1025, torch.float32, torch.float32, True, 0),
         (90_000, 516, torch.float32, torch.float32, True, 0),
     ],

@@ -613,10 +613,10 @@ constexpr int more_columns_most_held(Direction direction) {
 // (130 x 2049 to float32 2.7 us, as a tile 4.5).
 inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleElementsBlock = 256;
 // Of 32 bits, narrower than 1024: staged, they take longer from these dims on, forward unless they are so many a
-// multiprocessor (2637 x 733 backward 6.8 us, staged 9.1; 130000 x 513 186, 198, forward 139, 133; 8000 x
-// 901 16.9, 18.4). By warps, whose lanes have so many each, or as many more threads.
+// multiprocessor (2637 x 733 backward 6.8 us, staged 9.1; 130000 x 411 149, 160; 130000 x 513 186, 198, forward 139,
+// 133; 8000 x 901 16.9, 18.4). By warps, whose lanes have so many each, or as many more threads.
 inline constexpr int kSingleWordsHeld = 32, kSingleWordsRows = 64;
-constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 257 : 513; }
+constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 385 : 513; }
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_halves(int vector_bytes) { return vector_bytes == kColumnsHalfBytes; }
 constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
