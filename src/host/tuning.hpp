@@ -572,8 +572,8 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8},  Columns
 // multiprocessors had too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7).
 inline constexpr std::int64_t kColumnWordsMany = 1 << 18;
 // And vectors, words or single columns, of which they have several at all: of fewer, one each finds room at once, on
-// all GPUs but small ones (an H200 takes for 2 x 603, dim 0, of float32 2.2 us by four words at a time, 1.1; 306 x 4 x
-// 4 2.1 by two vectors, 1.6; of 230 problems none more than 1.04 of the time).
+// all GPUs but small ones (an H200 takes for 3 x 774, dim 0, of float32 2.2 us by four words at a time, 1.2; 306 x 4 x
+// 4 2.1 by two vectors, 1.6; for none of 190 problems more than 1.04 of the time).
 inline constexpr std::int64_t kColumnTurnsMany = 1 << 16;
 // And where words do not divide columns of 16 bits, of which threads have all of dim, one each: what each costs is more
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
@@ -594,9 +594,9 @@ constexpr std::int64_t column_singles_most(int result_bytes, Direction direction
 }
 // Where there are few columns, all that takes time is latency: that of a thread's elements, one after the other, and of
 // states that meet, by shuffles where a warp has all of dim, which takes less than eight elements do, else in shared
-// memory. (An H200 takes for 114 x 85 of float32, dim 0, 1.9 us, by threads with 29 elements 3.4; 2 x 94 x 52 of 16
-// bits 1.9, 3.2; backward 1 x 29 x 24 1.2, 2.1; for 230 problems of up to 1.5 million elements 0.8 of the time, 1.1 at
-// most.)
+// memory. (An H200 takes for 447 x 81 of float32, dim 0, 2.8 us, by threads with 28 elements in clusters 4.5; 1 x 364 x
+// 15 of 16 bits 2.0, 3.2; backward 16 x 1267, dim 0, 1.2, 2.2; for 230 problems of up to 1.5 million elements 0.8 of
+// the time, 1.1 at most.)
 inline constexpr int kFewColumnsRun = 4;        // neighbours: with more of them, threads of a warp have less of dim
 inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
 inline constexpr int kFewColumnsOfWarp = 8;     // or of each, where a warp then has all of dim,
@@ -610,7 +610,7 @@ constexpr int more_columns_most_held(Direction direction) {
 }
 // Rows that begin anywhere, element by element, as columns of one each. Of 16 bits, whose vectors are not those of the
 // result: up to so many of a row and its gradient, of which a block has 16 a thread, and so many rows a multiprocessor
-// (130 x 2049 to float32 2.7 us, as a tile 4.5).
+// (130 x 2049, if they began alike, 2.4 us, as vectors 3.5).
 inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleElementsBlock = 256;
 // Of 32 bits, narrower than 1024: staged, they take longer from these dims on, forward unless they are so many a
 // multiprocessor (2637 x 733 backward 6.8 us, staged 9.1; 130000 x 411 149, 160; 130000 x 513 186, 198, forward 139,
