@@ -172,7 +172,7 @@ int main() {
       {{600, 203}, {}, {0}},
       {{3000, 131}, {}, {0}, 1},
       {{30, 3, 301}, {304, 10000, 1}, {1}},
-      // the same of few elements of dim, several tiles a block
+      // the same of few elements of dim
       {{3, 2, 1010}, {}, {1}},
       {{5, 4, 531}, {}, {1}},
       {{2, 8, 642}, {}, {1}, 2},
@@ -329,11 +329,18 @@ int main() {
       {{2, 21, 7078}, {}, {1}},          {{5, 27, 2277}, {27 * 2281 + 4, 2281, 1}, {1}}};
   runs = testing::run(staggered, {small}, 1000, launch, staggers_columns);
   CHECK(runs["total"] == runs["strided, staggered"] && runs["total"] > 8);
-  // columns so many that threads have several, of more elements than the smallest kernel holds: words, and single ones
-  runs = testing::run({{{2, 9, 131201}, {}, {1}}}, {device}, 1000, launch, [](const Plan& plan) {
-    return holds_columns(plan) && plan.vector == 1 && plan.rows_per_block > tuning::kColumnsBlock;
-  });
-  CHECK(runs["strided"] == 5);
+  // columns so many that threads have several: vectors, words, single ones, and such of more elements than the smallest
+  // kernels hold
+  const auto has_several = [](const Plan& plan) {
+    return holds_columns(plan) && plan.rows_per_block > tuning::kColumnsBlock * plan.vector;
+  };
+  const auto several = [&](const testing::Case& columns) {
+    return testing::run({columns}, {device}, 1000, launch, has_several)["total"];
+  };
+  CHECK(several({{4, 3, 131104}, {}, {1}}) >= 8);
+  CHECK(several({{4, 2, 40002}, {}, {1}}) >= 8);
+  CHECK(several({{4, 2, 40001}, {}, {1}, 1}) >= 8);
+  CHECK(several({{2, 9, 131201}, {}, {1}}) >= 7);
   // rows smaller than a vector that are many: also with results of another type
   runs = testing::run({{{16500, 3}, {}, {1}}, {{17001, 7}, {}, {1}}, {{16384, 1}, {}, {1}}, {{16389, 6}, {}, {1}}},
                       {small}, 1000, launch, [](const Plan& plan) { return plan.staged && plan.vector > 2; });
