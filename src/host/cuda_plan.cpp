@@ -350,6 +350,15 @@ int vectors_under_way(const Problem& problem, const Rows& rows, const Device& de
   return best;
 }
 
+// A block to a row, of which each thread has so many vectors.
+Plan block_plan(const Rows& rows, std::int64_t vectors, const char* why) {
+  Plan plan = row_plan(Regime::block, rows, threads_for(rows, vectors));
+  plan.block = plan.threads_per_row;
+  plan.grid = rows.count;
+  plan.why = why;
+  return plan;
+}
+
 Offer offer_block(const Problem& problem, const Rows& rows, const Device& device, std::int64_t most_threads) {
   if (device.compute_capability < tuning::kAllKernelsFrom)
     return {{}, "rows held by a block need compute capability 8.0"};
@@ -364,11 +373,7 @@ Offer offer_block(const Problem& problem, const Rows& rows, const Device& device
         rows.count > tuning::kMaxBlock / threads * device.multiprocessors)
       while (vectors > 1 && bytes_under_way(problem, rows, vectors - 1) >= tuning::kBlockLeastGradientBytes) --vectors;
   }
-  Plan plan = row_plan(Regime::block, rows, threads_for(rows, vectors));
-  plan.block = plan.threads_per_row;
-  plan.grid = rows.count;
-  plan.why = "a row fits in the registers of a block";
-  return {plan};
+  return {block_plan(rows, vectors, "a row fits in the registers of a block")};
 }
 
 // Few rows, by more threads than hold them where there are many: as many as all find room for at once.
@@ -381,14 +386,9 @@ std::optional<Plan> few_rows_plan(const Problem& problem, const Rows& rows, cons
       std::int64_t{vectors_of_warp ? tuning::kFewRowsThreads / 2 : tuning::kFewRowsThreads} * device.multiprocessors;
   const std::int64_t least = divide_up(rows.vectors, tuning::kFewRowsBlock);
   const std::int64_t most = std::min<std::int64_t>(divide_up(2 * rows.vectors, tuning::kFewRowsBlock), rows.held);
-  for (std::int64_t vectors = least; vectors <= most; ++vectors) {
-    if (rows.count * threads_for(rows, vectors) > room) continue;
-    Plan plan = row_plan(Regime::block, rows, threads_for(rows, vectors));
-    plan.block = plan.threads_per_row;
-    plan.grid = rows.count;
-    plan.why = "few rows, which the registers of a block hold";
-    return plan;
-  }
+  for (std::int64_t vectors = least; vectors <= most; ++vectors)
+    if (rows.count * threads_for(rows, vectors) <= room)
+      return block_plan(rows, vectors, "few rows, which the registers of a block hold");
   return {};
 }
 
