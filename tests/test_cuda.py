@@ -164,9 +164,9 @@ def test_columns_of_which_shared_memory_has_a_part(
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("inner", [120_001, 60_003, 90_002])
-@pytest.mark.parametrize("dim", [3, 4, 7, 12, 13, 17, 20, 21, 24, 31])
+@pytest.mark.parametrize("dim", [2, 3, 4, 7, 12, 13, 17, 20, 21, 24, 31])
 def test_columns_whose_vectors_begin_elsewhere_in_each_row(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
-    may = dtype == torch.float32 or (dim <= 20 and inner % 2 == 1)
+    may = dtype == torch.float32 or dim <= (20 if inner % 2 == 1 else 3)
     outer = 9
     while may and "begin elsewhere" not in ndsoftmax.explain((outer, dim, inner), 1, dtype=dtype).why:
         outer += 1
@@ -175,7 +175,7 @@ def test_columns_whose_vectors_begin_elsewhere_in_each_row(dim: int, inner: int,
     assert_forward_and_backward(x.clone().requires_grad_(), log=log)
     assert_forward_and_backward(x[:, :, :-4].requires_grad_(), log=log)  # with gaps between rows
     for column, value in ((1, torch.nan), (30, torch.inf), (61, -torch.inf)):
-        x[1, 2, column] = value
+        x[1, -1, column] = value
     x[2, :, 7] = x[1, 1:, 240] = -torch.inf
     assert_forward((ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x, 1), x, 1, log=log)
 
@@ -480,6 +480,39 @@ def test_columns_so_long_that_blocks_meet(outer: int, inner: int, dtype: torch.d
     if ndsoftmax._C.device("cuda").compute_capability >= 80 and strided and chosen.passes == 2:
         # folded ones of 32 bits do where all is kept, which depends on the GPU
         assert chosen.meets == (vectors or folded) or (folded and dtype.itemsize == 4)
+    assert_forward_and_backward(x, log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (22, 30_431, 49),  # slabs that are tiles, folded or not, of which some threads have nothing to do
+        (10, 55_757, 148),
+        (7, 60_001, 260),
+        (150, 60_001, 4),
+        (3, 60_001, 801),  # segments
+        (2, 60_001, 2_064),
+    ],
+    ids=str,
+)
+def test_columns_that_are_read_twice(shape: tuple[int, ...], dtype: torch.dtype, log: bool) -> None:
+    x = normal(shape).to(dtype).requires_grad_()
+    assert_forward_and_backward(x, log=log)
+    x = x.detach()[:, : shape[1] // 2]
+    y = (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x, 1)  # of slabs with gaps
+    assert_forward(y, x, 1, log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("inner", [17, 25, 37, 49, 63, 191])
+@pytest.mark.parametrize("dim", [17, 26, 32, 33, 50, 64])
+def test_so_many_short_strips_that_single_columns_have_them(
+    inner: int, dim: int, dtype: torch.dtype, log: bool
+) -> None:
+    x = normal((2_500_000 // dim // inner, dim, inner)).to(dtype).requires_grad_()
     assert_forward_and_backward(x, log=log)
 
 

@@ -394,7 +394,7 @@ def test_only_forward_stages_rows_that_start_on_16_bytes(dim: int, dtype: torch.
         ("H200", (1, 500_000, 63), torch.float64, False, False),  # single columns
         ("H200", (1, 300_000, 20_000), torch.float32, False, False),  # more tiles than multiprocessors
         ("H200", (3, 40_000, 700), torch.float32, True, False),  # of which too little is kept
-        ("A100", (1, 500_000, 64), torch.float32, False, True),
+        ("A100", (1, 250_000, 64), torch.float32, False, True),
         ("T4", (1, 500_000, 64), torch.float32, False, False),
     ],
 )
@@ -419,7 +419,11 @@ def test_blocks_meet_between_two_passes(
         ("H200", (16, 21, 263_170), torch.float32, False, True),
         ("H200", (16, 21, 263_172), torch.float32, False, False),  # vectors
         ("H200", (16, 19, 263_425), torch.bfloat16, False, True),
-        ("H200", (16, 19, 263_426), torch.bfloat16, False, False),  # words
+        ("H200", (16, 2, 263_169), torch.float32, False, True),
+        ("H200", (16, 2, 263_169), torch.bfloat16, False, True),
+        ("H200", (16, 3, 263_170), torch.bfloat16, False, True),
+        ("H200", (16, 4, 263_170), torch.bfloat16, False, False),  # words
+        ("H200", (16, 19, 263_426), torch.bfloat16, False, False),
         ("H200", (16, 21, 263_169), torch.bfloat16, False, False),  # more than threads hold without a loss
         ("H200", (16, 21, 263_169), torch.float64, False, False),
         ("H200", (16, 21, 263_169), torch.float32, True, False),
@@ -439,6 +443,22 @@ def test_vectors_of_columns_begin_elsewhere_in_each_row(
     assert ("begin elsewhere" in chosen.why) == staggered
     if staggered:
         assert (chosen.vector, chosen.items, chosen.threads_per_row, chosen.passes) == (4, shape[1], 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [(22, 30_430, 49), (31, 25_368, 78), (10, 55_757, 148), (55, 155_660, 20), (2, 80_919, 126), (1, 500_000, 64)],
+    ids=str,
+)
+def test_columns_that_are_read_twice_leave_few_multiprocessors_idle(
+    shape: tuple[int, ...], backward: bool, dtype: torch.dtype
+) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device="H200", backward=backward)
+    assert chosen.passes == 2
+    assert chosen.block % 32 == 0
+    assert chosen.grid % 132 == 0 or chosen.grid % 132 > 132 * 3 // 4 or chosen.grid > 5 * 132
 
 
 @pytest.mark.parametrize("shape", [(128, 30_000, 129), (1000, 30_000, 65), (8, 100_000, 4_001)])

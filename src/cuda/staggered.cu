@@ -1,9 +1,9 @@
 // Strided regime, columns of a short dim that no vectors divide, where they are many. A thread holds all of dim. Its
-// vectors are staggered: they begin where memory has vectors, which is up to three columns earlier, a row's shift. Rows
-// of the same shift are a class. Each class has maxima and sums of its vectors' columns; lanes exchange them for those
-// of their own columns, which are the vector's where the shift is 0, to combine all classes, and exchange back. So all
-// that is loaded and stored are vectors, and there is no barrier: vectors that a warp needs of its neighbours it loads
-// as well, and lets them store.
+// own columns are a vector of the first row. Those of other rows are staggered: they begin where memory has vectors,
+// which is up to three columns earlier, a row's shift. Rows of the same shift are a class. Each class has maxima and
+// sums of its vectors' columns; lanes exchange them for those of their own columns, to combine all classes, and
+// exchange back. So all that is loaded and stored are vectors, and there is no barrier: vectors that a warp needs of
+// its neighbours it loads as well, and lets them store.
 //
 // What bounds it is memory; 16 bits are close to instructions. Exponentials are computed twice, which spares registers.
 //
@@ -48,20 +48,26 @@ __device__ __forceinline__ void from_own(const float (&own)[kVector], float (&sh
                              : __shfl_sync(kAllLanes, own[k - kShift + kVector], (lane + kWarp - 1) % kWarp, kWarp);
 }
 
-// Calls visit(number, shift) for each class.
-template <int kClasses, typename Visit>
-__device__ __forceinline__ void each_class(const Visit& visit) {
+// Calls visit(number, shift, row) for each class that has rows, of which that is the first; kDim: of all, at most.
+template <int kClasses, int kDim, typename Visit>
+__device__ __forceinline__ void each_class(int dim, std::int64_t stride, const Visit& visit) {
   [&]<int... kNumber>(std::integer_sequence<int, kNumber...>) {
-    (visit(std::integral_constant<int, kNumber>{}, std::integral_constant<int, kNumber * kVector / kClasses>{}), ...);
+    const auto of = [&](auto number) {
+      constexpr int kShift = number * kVector / kClasses;
+      const int row = work::first_staggered_row(kShift, stride, kVector, kClasses);
+      if (number == 0 || kDim >= kVector || row < dim) visit(number, std::integral_constant<int, kShift>{}, row);
+    };
+    (of(std::integral_constant<int, kNumber>{}), ...);
   }(std::make_integer_sequence<int, kClasses>{});
 }
 
-template <typename Operation, int kClasses, int kRows>
+template <typename Operation, int kClasses, int kDim>
 __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operation>& arguments) {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using State = typename Operation::State;
   using Held = Vec<Source, kVector>;
+  constexpr int kRows = (kDim + kClasses - 1) / kClasses;  // of a class
   const Operation operation = arguments.fusing.operation;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto warp = static_cast<int>((arguments.first_block + blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp);
@@ -73,16 +79,17 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
   const std::int64_t source_stride = arguments.dim_stride[kSource], result_stride = arguments.dim_stride[kResult];
   const Source* const source = arguments.source + strip * arguments.outer_stride[kSource];
   Result* const result = arguments.result + strip * arguments.outer_stride[kResult];
-  const auto first_row = [&](int shift) {
-    return work::first_staggered_row(shift, strip * arguments.outer_stride[kSource], source_stride, kVector, kClasses);
-  };
+  const auto each = [&](const auto& visit) { each_class<kClasses, kDim>(arguments.dim, source_stride, visit); };
+  // columns that the strip's first vector begins before it
+  const int phase = static_cast<int>(strip * arguments.outer_stride[kSource] % kVector);
   const int whole = (arguments.dim - 1) / kClasses;  // rows that each class has, besides the last of all
 
   Held held[kClasses][kRows];
-  each_class<kClasses>([&](auto number, auto shift) {
-    const int row = first_row(shift), last = (arguments.strip - 1 + shift) / kVector;
+  each([&](auto number, auto shift, int row) {
+    const int before = phase + shift, last = (arguments.strip - 1 + before) / kVector;
     // of a vector that is not there its neighbour is loaded: what becomes of that is not stored
-    const int first = min(max(thread.vector, 0), last) * kVector - shift, there = arguments.strip - first;
+    const int first = min(max(thread.vector, before / kVector), last) * kVector - before;
+    const int there = arguments.strip - first;
     const Source* from = source + row * source_stride + first;
 #pragma unroll
     for (int i = 0; i < kRows; ++i, from += kClasses * source_stride) {
@@ -99,7 +106,7 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
   float largest[kVector], sum[kVector];  // of the thread's own columns
 #pragma unroll
   for (int k = 0; k < kVector; ++k) largest[k] = Operation::nothing(), sum[k] = 0;
-  each_class<kClasses>([&](auto number, auto shift) {
+  each([&](auto number, auto shift, int) {
     Held most = held[number][0];
 #pragma unroll
     for (int i = 1; i < kRows; ++i) most = most.larger(held[number][i]);
@@ -110,7 +117,7 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
 #pragma unroll
     for (int k = 0; k < kVector; ++k) largest[k] = larger(largest[k], own[k]);
   });
-  each_class<kClasses>([&](auto number, auto shift) {
+  each([&](auto number, auto shift, int) {
     float max[kVector], shifted[kVector], own[kVector];
     from_own<shift>(largest, max, lane);
 #pragma unroll
@@ -136,7 +143,7 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
     const auto finish = operation.finish(state);
     scale[k] = finish.scale, from_result[k] = finish.from_result;
   }
-  each_class<kClasses>([&](auto number, auto shift) {
+  each([&](auto number, auto shift, int row) {
     float max_there[kVector], scale_there[kVector], from_result_there[kVector];
     from_own<shift>(largest, max_there, lane);
     from_own<shift>(scale, scale_there, lane);
@@ -144,7 +151,7 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
     typename Operation::Finish finish[kVector];  // as far as again() takes it
 #pragma unroll
     for (int k = 0; k < kVector; ++k) finish[k] = {max_there[k], 0, 1, scale_there[k], from_result_there[k]};
-    const int row = first_row(shift), first = thread.vector * kVector - shift;
+    const int first = thread.vector * kVector - phase - shift;
     const int begin = max(-first, 0), end = min(arguments.strip - first, kVector);
     if (!thread.stores || begin >= end) return;
     Result* to = result + row * result_stride + first;
@@ -165,10 +172,10 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
 
 // kDim: rows at most.
 template <typename Operation, int kClasses, int kDim>
-__global__ void __launch_bounds__(tuning::kStaggeredBlock, tuning::staggered_blocks(kDim))
+__global__ void __launch_bounds__(tuning::staggered_block(kDim), tuning::staggered_blocks(kDim))
     staggered_columns(const __grid_constant__ StaggeredArguments<Operation> arguments) {
   if constexpr (kHasAllKernels)
-    take_staggered<Operation, kClasses, kDim / kClasses>(arguments);
+    take_staggered<Operation, kClasses, kDim>(arguments);
   else
     never_launched();
 }
@@ -193,11 +200,11 @@ void launch_staggered(const Problem& problem, const Plan& plan, const Pointers& 
       arguments.dim = static_cast<int>(problem.dim.size);
       arguments.warps = work::Divider(work::staggered_warps(problem.inner.size, kVector));
       arguments.fusing.operation.log = is_log(problem);
-      visit_int<1, tuning::staggered_most_step(sizeof(Source))>(stagger_step(problem), [&](auto step) {
+      visit_int<1, tuning::kStaggeredMostStep>(stagger_step(problem), [&](auto step) {
         constexpr int kLast = tuning::kStaggeredRows.size() - 1;
-        visit_int<0, kLast>(tuning::staggered_kernel(sizeof(Source), plan.items), [&](auto kernel) {
+        visit_int<0, kLast>(tuning::staggered_kernel(sizeof(Source), step, plan.items), [&](auto kernel) {
           constexpr int kDim = tuning::kStaggeredRows[kernel];
-          if constexpr (tuning::has_staggered_rows(sizeof(Source), kDim))
+          if constexpr (tuning::has_staggered_rows(sizeof(Source), step, kDim))
             launch_grid<staggered_columns<Operation, kVector / step, kDim>>(arguments, plan, pointers, stream);
         });
       });

@@ -45,7 +45,7 @@ struct StridedArguments {
   std::int64_t dim;
   std::int64_t inner;  // in vectors
   std::int64_t splits;
-  std::int64_t first_block;
+  std::int64_t first_block, blocks;
   work::Divider run;
   work::Divider along;  // threads along dim
   int own;  // vectors of columns that a tile read twice has: the whole run, or those of a slab, which may be fewer
@@ -998,7 +998,7 @@ class Splits {
   __device__ __forceinline__ Column column_of(int number) const {
     const int k = arguments_.run.quotient(number), at = number - k * arguments_.run.size;
     const std::int64_t vector = first_ + at;
-    return {(!kFolds || at < arguments_.own) && vector < arguments_.columns, vector * kVector + k};
+    return {at < arguments_.own && vector < arguments_.columns, vector * kVector + k};
   }
   __device__ __forceinline__ std::int64_t apart() const { return arguments_.columns * kVector; }
   // The columns of the tile that have a state each, and the number of the i-th of them in memory.
@@ -1011,6 +1011,14 @@ class Splits {
   std::int64_t first_, split_;
   bool slab_;
 };
+
+// The number of this block of columns that are read twice: a launch that only writes begins with the last ones, which
+// L2 still has.
+template <typename Operation>
+__device__ __forceinline__ std::int64_t block_of(const StridedArguments<Operation>& arguments) {
+  const std::int64_t block = arguments.first_block + blockIdx.x;
+  return arguments.phase == Phase::write ? arguments.blocks - 1 - block : block;
+}
 
 // From the states of a block's threads, or in Phase::write from what the splits have told, to those of all of dim. Says
 // whether that is known: it is not where a launch ends with the statistics.
@@ -1053,10 +1061,10 @@ __device__ __forceinline__ void pass_twice_over_vectors(const StridedArguments<O
       dynamic_shared_memory() +
           (meets ? arguments.kept_steps * PassesOf::kSlots * blockDim.x * sizeof(typename PassesOf::Vector) : 0),
       complete);
-  const std::int64_t block = arguments.first_block + blockIdx.x, splits = arguments.splits;
+  const std::int64_t block = block_of(arguments), splits = arguments.splits;
   const std::int64_t tile = quotient(block, splits), split = block - tile * splits;
   const int at = exchange.thread.column;
-  const std::int64_t column = kFolds && at >= arguments.own ? arguments.columns : tile * arguments.own + at;
+  const std::int64_t column = at < arguments.own ? tile * arguments.own + at : arguments.columns;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
   const std::int64_t step = static_cast<std::int64_t>(arguments.along.size) * kUnroll;
   const auto [first, apart] = work::turns_of(split, splits, step);
@@ -1144,7 +1152,7 @@ __device__ __forceinline__ void pass_twice(const StridedArguments<Operation>& ar
   const int width = arguments.along.quotient(blockDim.x);
   __shared__ ArrivalBarrier complete;
   const TileExchange<Operation, kVector> exchange(arguments, width, dynamic_shared_memory(), complete);
-  const std::int64_t block = arguments.first_block + blockIdx.x, splits = arguments.splits;
+  const std::int64_t block = block_of(arguments), splits = arguments.splits;
   const std::int64_t tile = quotient(block, splits), split = block - tile * splits;
   const std::int64_t column = tile * width + exchange.thread.column;
   const ColumnsOf columns(arguments, column, exchange.thread.along);
@@ -1248,6 +1256,7 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   arguments.folded = {problem.dim.size * problem.inner.size, problem.inner.size,
                       static_cast<int>(std::bit_width(static_cast<unsigned>(fold.elements))) - 1};
   arguments.splits = plan.splits;
+  arguments.blocks = plan.grid;
   arguments.run = work::Divider(plan.run);
   arguments.own = plan.rows_per_block / kVector;
   arguments.along = work::Divider(plan.threads_per_row / plan.cluster);

@@ -203,10 +203,11 @@ void walk_staggered_columns(const Problem& problem, const Plan& plan, Counts& co
       const std::int64_t outer = warp / warps;
       const work::StaggeredThread thread = work::staggered_thread(static_cast<int>(warp % warps), lane);
       if (!thread.stores) continue;
+      const std::int64_t phase = outer * problem.outer.groups[0].stride[kSource] % plan.vector;
       for (int shift = 0; shift < plan.vector; shift += plan.vector / classes) {
-        const std::int64_t first = std::int64_t{thread.vector} * plan.vector - shift;
-        const int first_row = work::first_staggered_row(shift, outer * problem.outer.groups[0].stride[kSource],
-                                                        problem.dim.groups[0].stride[kSource], plan.vector, classes);
+        const std::int64_t first = std::int64_t{thread.vector} * plan.vector - phase - shift;
+        const int first_row =
+            work::first_staggered_row(shift, problem.dim.groups[0].stride[kSource], plan.vector, classes);
         for (std::int64_t row = first_row; row < problem.dim.size; row += classes)
           for (std::int64_t k = std::max<std::int64_t>(first, 0); k < std::min(first + plan.vector, problem.inner.size);
                ++k)

@@ -982,6 +982,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   hold(largest_kernel);
   if (singles && dim > tuning::kColumnSinglesKernels[tuning::kSharedSinglesKernel - 1].vectors / operands &&
+      !tuning::rather_single_columns(problem.direction, strip, dim) &&
       problem.outer.size * strip * dim >
           device.multiprocessors * tuning::column_singles_most(size_of(problem.result), problem.direction))
     return {};
@@ -1254,10 +1255,10 @@ std::optional<Plan> staggered_plan(const Problem& problem, const Device& device)
   const int bytes = size_of(problem.source);
   if (!tuning::columns_may_be_staggered(bytes, size_of(problem.result), problem.direction, problem.fused.any) ||
       problem.in_place || problem.outer.rank > 1 || problem.inner.rank != 1 || !begin_alike(problem, kVector) ||
-      problem.dim.size < tuning::kStaggeredMinDim ||
-      tuning::staggered_kernel(bytes, problem.dim.size) == tuning::kStaggeredRows.size() ||
-      stagger_step(problem) > tuning::staggered_most_step(bytes))
+      problem.dim.size < tuning::kStaggeredMinDim || stagger_step(problem) > tuning::kStaggeredMostStep)
     return {};
+  const int kernel = tuning::staggered_kernel(bytes, stagger_step(problem), problem.dim.size);
+  if (kernel == tuning::kStaggeredRows.size()) return {};
   for (const int operand : {kSource, kResult})  // what vectors have beyond the strip is what follows in memory
     if (problem.dim.groups[0].stride[operand] < problem.inner.size || problem.outer.groups[0].stride[operand] < 0)
       return {};
@@ -1266,11 +1267,11 @@ std::optional<Plan> staggered_plan(const Problem& problem, const Device& device)
   plan.ragged = true;
   plan.vector = kVector;
   plan.items = static_cast<int>(problem.dim.size);
-  plan.block = tuning::kStaggeredBlock;
+  plan.block = tuning::staggered_block(tuning::kStaggeredRows[kernel]);
   plan.rows_per_block = plan.block / kWarp * (kWarp - 2) * kVector;
   const std::int64_t strip = problem.inner.size, warps = work::staggered_warps(strip, kVector);
   plan.grid = divide_up(problem.outer.size * warps, plan.block / kWarp);
-  if (plan.grid < std::int64_t{tuning::kStaggeredMinBlocks} * device.multiprocessors ||
+  if (plan.grid * plan.block < std::int64_t{tuning::kStaggeredMinThreads} * device.multiprocessors ||
       strip < tuning::kStaggeredMinColumns * warps ||
       std::max(strip, problem.outer.size * warps) > std::numeric_limits<int>::max() / 2)
     return {};
@@ -1512,7 +1513,7 @@ bool shifts_strips(const Problem& problem, const Plan& plan) {
 int states_bytes_of_teams(const Problem& problem, const Plan& plan) {
   const int teams = plan.threads_per_row / work::tile_team(plan.run, plan.threads_per_row);
   const int bytes = state_bytes(problem), columns = plan.run * plan.vector;
-  return teams > 1 ? (columns + teams * work::states_of_team(columns, bytes)) * bytes : 0;
+  return (columns + teams * work::states_of_team(columns, bytes)) * bytes;
 }
 
 // Whether a tile takes longer. Not so, as far as is known, of float64 and of what is fused.
@@ -1526,6 +1527,84 @@ bool rather_read_twice(const Problem& problem, const Device& device, const Plan&
   const std::int64_t rows = divide_up(problem.dim.size, tuning::kGpc / 2);
   return tile.cluster == tuning::kGpc && tile.rows_per_block < strip &&
          rows * half_line * bytes * sources_of(problem) > tuning::kTileLastBytes;
+}
+
+// What vectors of columns that are read twice take, in the time of so many bytes that a multiprocessor moves: what its
+// blocks read twice and write, but for what they keep where they meet, the states that they combine, and what a launch
+// takes besides.
+double cost_of_reading_twice(const Problem& problem, const Device& device, const Plan& plan) {
+  const Fold fold = fold_of(problem, plan);
+  const int bytes = size_of(problem.source), sources = sources_of(problem);
+  const std::int64_t own = plan.rows_per_block / plan.vector, along = plan.threads_per_row;
+  const bool whole = own == fold.columns / plan.vector, tells = plan.workspace_bytes > 0;
+
+  const std::int64_t steps = divide_up(fold.dim, along * plan.items * plan.splits);
+  const std::int64_t kept =
+      plan.meets ? std::min<std::int64_t>(steps, kept_steps(problem, plan) + tuning::kMeetingHeldSteps) : 0;
+  const double passes = 2 + static_cast<double>(size_of(problem.result)) / (bytes * sources);
+  const double step_bytes = static_cast<double>(own * along * plan.items * plan.vector) * bytes * sources;
+  double moved = step_bytes * (passes * static_cast<double>(steps) - static_cast<double>(kept));
+  if (!whole || !slabs_are_runs(problem))
+    moved *= tuning::segments_cost(own * plan.vector * bytes, begin_within_sectors(problem));
+  if (plan.meets) moved *= tuning::strided_meeting_cost(fold.folds);
+
+  // copies of a column that is folded have one state in a slab that is a tile, else each its own
+  const double copies = !fold.folds ? 1 : whole ? 1.0 / fold.elements : fold.elements;
+  const double states =
+      tells ? static_cast<double>(own * plan.vector * plan.splits * state_bytes(problem)) * copies : 0;
+  const int launches = tells && !plan.meets ? 2 : 1;
+  const std::int64_t waves = divide_up(plan.grid, device.multiprocessors);
+  return static_cast<double>(waves) * (moved + states + launches * tuning::kStridedVectorsOtherBytes);
+}
+
+// Vectors of columns that are read twice, of which nothing is fused. Neighbouring threads share a segment of memory, or
+// all columns of a slab, which then is read as a run of memory; blocks share columns, as many as take the least.
+Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan plan) {
+  const Fold fold = fold_of(problem, plan);
+  const int bytes = size_of(problem.source);
+  const std::int64_t strip = fold.columns / plan.vector, all = problem.outer.size * strip;  // in vectors
+  const std::int64_t states = all * plan.vector * state_bytes(problem);                     // bytes
+  plan.passes = 2;
+  plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, false, fold.folds);
+
+  Plan best;
+  double least = std::numeric_limits<double>::infinity();
+  const auto consider = [&](const Plan& plan) {
+    const double cost = cost_of_reading_twice(problem, device, plan);
+    if (cost < least) best = plan, least = cost;
+  };
+  // By `run` threads for each of `own` vectors, some of which may idle, times others along dim.
+  const auto share = [&](std::int64_t own, std::int64_t run, std::int64_t along) {
+    plan.run = static_cast<int>(run);
+    plan.threads_per_row = static_cast<int>(along);
+    plan.rows_per_block = static_cast<int>(own * plan.vector);
+    plan.block = static_cast<int>(run * along);
+    const std::int64_t tiles = divide_up(all, own), steps = divide_up(fold.dim, along * plan.items);
+    const std::int64_t most =
+        std::min(divide_up(steps, tuning::kStridedVectorsMinSteps), tuning::kWorkspaceBytes / states);
+    for (int waves = 1; waves <= tuning::kStridedVectorsWaves; ++waves) {
+      plan.splits = std::max<std::int64_t>(1, std::min(waves * device.multiprocessors / tiles, most));
+      plan.grid = tiles * plan.splits;
+      plan.meets = false;
+      plan.shared_bytes = states_bytes_of_teams(problem, plan);
+      plan.workspace_bytes = plan.splits > 1 || fold.folds ? states * plan.splits : 0;
+      consider(plan);
+      if (plan.workspace_bytes == 0) continue;
+      let_meet(plan, problem, device, divide_up(steps, plan.splits), tuning::kMeetingL2Part,
+               tuning::kStridedMeetingKept);
+      if (plan.meets) consider(plan);
+    }
+  };
+  for (std::int64_t own = tuning::kStridedVectorsMostRun; own * plan.vector * bytes >= tuning::kLineBytes; own /= 2)
+    if (own < strip) share(own, own, tuning::kStridedVectorsThreads / own);
+  // a slab, by as many threads along dim as find room in whole warps
+  for (std::int64_t along = tuning::kStridedVectorsThreads / strip; along > 0; --along) {
+    const std::int64_t unit = kWarp / std::gcd(along, std::int64_t{kWarp}), run = divide_up(strip, unit) * unit;
+    if (run * along > tuning::kStridedVectorsThreads) continue;
+    share(strip, run, along);
+    break;
+  }
+  return best;
 }
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
@@ -1549,43 +1628,33 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const int bytes = size_of(problem.source);
   plan.regime = Regime::strided;
   plan.vector = vector_read_twice(problem, device);
-  const Fold fold = fold_of(problem, plan);
+  if (tuning::strided_online_has_vectors(plan.vector, problem.fused.any))
+    return vectors_read_twice_plan(problem, device, plan);
 
-  // Neighbouring threads share a segment of memory along the columns, or all columns there are; where no dimension runs
-  // faster than dim, they are neighbours along dim.
-  const std::int64_t neighbours = fold.columns / plan.vector, columns = problem.outer.size * neighbours;
+  const std::int64_t neighbours = problem.inner.size / plan.vector, columns = problem.outer.size * neighbours;
   std::int64_t width = std::min<std::int64_t>(
       power_of_two_from(neighbours), tuning::strided_online_lanes(plan.vector, bytes, begin_within_sectors(problem)));
   while (width < neighbours && width * plan.vector * bytes > tuning::kLineBytes &&
          tuning::kStridedOnlineSegments * width > neighbours)
     width /= 2;
-  // of few folded slabs, each is a tile
-  const bool slabs =
-      fold.folds && neighbours <= width && tuning::kStridedOnlineLarge * problem.outer.size <= device.multiprocessors;
-  const std::int64_t own = slabs ? neighbours : width, tiles = divide_up(columns, own);
+  const std::int64_t tiles = divide_up(columns, width);
   // every block of a tile combines the states of all: where there are many, fewer and larger ones
-  const bool large = tuning::strided_online_has_vectors(plan.vector, problem.fused.any) ||
-                     tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
+  const bool large = tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
   const int blocks = large ? 1 : tuning::kStridedOnlineMinBlocks;  // a multiprocessor
-  const std::int64_t along = tuning::strided_online_threads(plan.vector, problem.fused.any) / blocks / width;
+  const std::int64_t along = tuning::kStridedOnlineThreads / blocks / width;
   plan.passes = 2;
-  plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, problem.fused.any, fold.folds);
-  const int steps = tuning::strided_online_min_steps(plan.vector, problem.fused.any);
-  const std::int64_t useful = divide_up(fold.dim, along * plan.items * steps);
+  plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, problem.fused.any, false);
+  const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kStridedOnlineMinSteps);
   const std::int64_t room = tuning::kWorkspaceBytes / (columns * plan.vector * state_bytes(problem));
   plan.splits = std::clamp<std::int64_t>(std::min(device.multiprocessors * blocks / tiles, room), 1, useful);
   plan.run = static_cast<int>(width);
   plan.threads_per_row = static_cast<int>(along);
-  plan.rows_per_block = static_cast<int>(own * plan.vector);
+  plan.rows_per_block = static_cast<int>(width * plan.vector);
   plan.block = static_cast<int>(along * width);
   plan.grid = tiles * plan.splits;
 
   plan.shared_bytes = states_bytes_of_teams(problem, plan);
-  if (plan.splits == 1 && !fold.folds) return plan;
-  plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
-  if (tuning::strided_online_has_vectors(plan.vector, problem.fused.any))
-    let_meet(plan, problem, device, divide_up(divide_up(fold.dim, along * plan.items), plan.splits),
-             tuning::kMeetingL2Part, tuning::strided_meeting_kept(bytes, problem.direction, fold.folds));
+  if (plan.splits > 1) plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
   return plan;
 }
 
@@ -1673,10 +1742,7 @@ Plan without_meeting(const Problem& problem, const Plan& plan) {
 }
 
 int stagger_step(const Problem& problem) {
-  constexpr std::int64_t kVector = tuning::kStaggeredVector;
-  const std::int64_t step = std::gcd(problem.dim.groups[0].stride[kSource], kVector);
-  const bool alike = problem.outer.rank == 0 || problem.outer.groups[0].stride[kSource] % step == 0;
-  return static_cast<int>(alike ? step : kVector);
+  return static_cast<int>(std::gcd(problem.dim.groups[0].stride[kSource], std::int64_t{tuning::kStaggeredVector}));
 }
 
 Fold fold_of(const Problem& problem, const Plan& plan) {

@@ -617,6 +617,15 @@ inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleEle
 // 133; 8000 x 901 16.9, 18.4). By warps, whose lanes have so many each, or as many more threads.
 inline constexpr int kSingleWordsHeld = 32, kSingleWordsRows = 64;
 constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 385 : 513; }
+// And however many there are, forward, of strips of some length: where threads have all of dim (3314 x 53 x 25 9.8 us,
+// as tiles 27.9; 5530 x 28 x 37 10.1, 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9), or two have, and
+// strips are shorter than a warp's words (4469 x 64 x 21 10.9, 10.7; 19070 x 34 x 43 50.1, 48.4 at worst).
+inline constexpr int kColumnSinglesStrip = 16;
+constexpr bool rather_single_columns(Direction direction, std::int64_t strip, std::int64_t dim) {
+  const std::int64_t held = kColumnSinglesKernels[kSharedSinglesKernel].vectors;
+  return direction == Direction::forward && strip >= kColumnSinglesStrip &&
+         (dim <= held || (dim <= 2 * held && strip < 2 * kWarp));
+}
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_halves(int vector_bytes) { return vector_bytes == kColumnsHalfBytes; }
 constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
@@ -734,35 +743,39 @@ inline constexpr int kColumnsWholeBlock = 256;
 // Forward, many columns of a short dim, which threads hold: vectors of four that begin elsewhere in each row rather
 // than words (an H100 takes for 16 x 21 x 263169 of float32 252 us, by words 278; 4 x 32 x 1048577 390, 463; 4 x 13 x
 // 5162217 of 16 bits 420, single columns 534). Backward, words take no longer.
-inline constexpr int kStaggeredVector = 4, kStaggeredBlock = 128;
+inline constexpr int kStaggeredVector = 4;
 constexpr bool columns_may_be_staggered(int source_bytes, int result_bytes, Direction direction, bool fused) {
   return direction == Direction::forward && source_bytes == result_bytes && source_bytes < 8 && !fused;
 }
 // Rows that kernels hold. Those that a problem does not have cost 16 bits, whose bound is instructions, as much as
 // others; of more than 20 words take as long (20 x 30 x 99999: 96.2 us, words 94.8).
-inline constexpr Array kStaggeredRows{4, 8, 12, 16, 20, 24, 32};
-inline constexpr int kStaggeredMinDim = 3;
-constexpr bool has_staggered_rows(int source_bytes, int rows) { return source_bytes == 4 || rows <= 20; }
+inline constexpr Array kStaggeredRows{3, 4, 8, 12, 16, 20, 24, 32};
+inline constexpr int kStaggeredMinDim = 2;  // 159 x 2 x 32161 of float32: 25.8 us, words 48.6; 16 bits 0.6 to 0.8
+// The most that stagger_step() may be. Of 16 bits there are words for 2, which take longer only for the fewest rows.
+inline constexpr int kStaggeredMostStep = 2;
+constexpr bool has_staggered_rows(int source_bytes, int step, int rows) {
+  return source_bytes == 4 || rows <= (step == 1 ? 20 : 3);
+}
 // The first of them that holds so many; their number, where none does.
-constexpr int staggered_kernel(int source_bytes, std::int64_t dim) {
+constexpr int staggered_kernel(int source_bytes, int step, std::int64_t dim) {
   int kernel = 0;
   while (kernel < kStaggeredRows.size() &&
-         (kStaggeredRows[kernel] < dim || !has_staggered_rows(source_bytes, kStaggeredRows[kernel])))
+         (kStaggeredRows[kernel] < dim || !has_staggered_rows(source_bytes, step, kStaggeredRows[kernel])))
     ++kernel;
   return kernel;
 }
-// The most that stagger_step() may be: of 16 bits there are words for 2.
-constexpr int staggered_most_step(int source_bytes) { return source_bytes == 2 ? 1 : 2; }
+// Threads of a block: twice as many of so few rows, which a GPU would else not begin as fast as memory takes them.
+constexpr int staggered_block(int rows) { return rows < 4 ? 256 : 128; }
 // Blocks on a multiprocessor: of threads that have four registers for each row, as it was loaded or as it is widened,
 // and as few others as they do with (an H200 takes for 16 x 13 x 420673 of 16 bits 111 us, with eight more 120; 16 x 19
 // x 263425 of float32 166, in kernels of 24 rows with eight more 174).
 constexpr int staggered_blocks(int rows) {
-  const int blocks = (64 << 10) / (kStaggeredBlock * (kStaggeredVector * rows + 32));
+  const int blocks = (64 << 10) / (staggered_block(rows) * (kStaggeredVector * rows + 32));
   return blocks < 8 ? blocks : 8;
 }
-// Blocks of a multiprocessor, at least: as each thread has much to do, the last ones of fewer leave too much of a GPU
-// idle (32 x 17 x 30001 of float32, 15 of them: 54.0 us, words 49.1; 3000 x 16 x 477, 23: 67.4, 74.6).
-inline constexpr int kStaggeredMinBlocks = 22;
+// Threads of a multiprocessor, at least: as each has much to do, the last ones of fewer leave too much of a GPU idle
+// (32 x 17 x 30001 of float32, 15 blocks of them: 54.0 us, words 49.1; 3000 x 16 x 477, 23: 67.4, 74.6).
+inline constexpr int kStaggeredMinThreads = 22 * 128;
 // Columns of a warp, at least, of the 120 that it has room for (8000 x 13 x 239 of float32, 80 each: 87 us, words 80).
 inline constexpr int kStaggeredMinColumns = 115;
 
@@ -956,16 +969,28 @@ inline constexpr int kStridedVectorsThreads = 512;
 constexpr int strided_online_threads(int vector, bool fused) {
   return strided_online_has_vectors(vector, fused) ? kStridedVectorsThreads : kStridedOnlineThreads;
 }
-// Tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of those blocks.
-// Those of vectors are, as each has the states of several columns (an H100 takes for 4 x 30000 x 257
-// of 16 bits, folded, 99 us, by three blocks 138; 2 x 18589 x 834 of 16 bits 99, 121; 1 x 33333 x 3072, not split,
-// 219).
-inline constexpr int kStridedOnlineLarge = 16;
-// Steps that a thread has at least, of as many elements of dim as it holds at once (of vectors, 1 x 60001 x 33 of
-// float32: 23.5 us, of four steps 26.5, of one 23.9; 1 x 400001 x 3 19.3, 25.2, 20.6).
-constexpr int strided_online_min_steps(int vector, bool fused) {
-  return strided_online_has_vectors(vector, fused) ? 2 : 4;
+// One of their blocks finds room on a multiprocessor, so that a last wave of few takes as long as a full one: blocks
+// share columns in as many parts as take the least, of up to so many waves, and so many steps each, at least (an H200
+// takes for 154 x 31013 x 14 of float32, backward, 351 us, by 135 blocks 568). Segments are of up to so many vectors;
+// slabs of no more than a block has threads may be tiles, which is one run of memory (2 x 135569 x 156 of float32 145
+// us, by segments of a line 286; 8 x 13644 x 344 of 16 bits, backward, 97, 174).
+inline constexpr int kStridedVectorsWaves = 4;
+inline constexpr int kStridedVectorsMinSteps = 2;
+inline constexpr int kStridedVectorsMostRun = 32;
+// What a wave takes, in bytes that a multiprocessor moves: each segment so many more than it has, above all where it
+// begins and ends within sectors, which others write the rest of; beside a block's part, each launch as much as so
+// many; and where blocks meet, who drift apart, that much more, of folded ones, which have no registers to spare, most
+// (300 problems whose dim finds no room on chip: 0.88 of the time of one wave of segments of 128 to 512 bytes; with any
+// of these numbers halved or doubled 0.88 to 0.90).
+inline constexpr int kStridedVectorsOtherBytes = 64 << 10;
+constexpr double strided_meeting_cost(bool folds) { return folds ? 1.2 : 1.1; }
+constexpr double segments_cost(std::int64_t bytes, bool within_sectors) {
+  return 1 + (within_sectors ? 48.0 : 16.0) / static_cast<double>(bytes);
 }
+// Of all else, tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of
+// those blocks.
+inline constexpr int kStridedOnlineLarge = 16;
+inline constexpr int kStridedOnlineMinSteps = 4;  // that a thread has at least, of as many elements as it holds at once
 constexpr int strided_vector(int source_bytes, bool fused) {
   const int vector = kVectorBytes / source_bytes;
   return fused && vector > 4 ? 4 : vector;
@@ -979,25 +1004,16 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 inline constexpr int kSplitsTogether = 9;  // states under way at once: half of what each of 512 threads has of 64
                                            // columns that are spread over 132 multiprocessors
 inline constexpr int kMeetingL2Part = 6;
-// Nor is it worth it where less than such a part is kept: blocks that run at once drift apart, and two launches bring
-// them together (an H200 takes for 3 x 40000 x 700 of float32 backward 549 us, two launches 443; 1 x 40000 x 4000 of 16
-// bits 455, 410; but 1 x 500000 x 64 of float32 154, 157). Folded ones have no registers to spare (4 x 30000 x 257 of
-// 16 bits takes 55.2 us, two launches 62.2, but backward 93.3, 83.8, and of float32 124, 116), and do so only where all
-// is kept (1 x 1000000 x 7 of float32 26.3 us, two launches 32.1, backward of 16 bits 20.2, 23.0; but 1 x 300000 x 33
-// 40.7, 37.7).
-constexpr double strided_meeting_kept(int source_bytes, Direction direction, bool folds) {
-  return folds && !(source_bytes == 2 && direction == Direction::forward) ? 1 : 0.1;
-}
+inline constexpr double kStridedMeetingKept = 0.1;  // of what they read, at least
 
 // Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x
 // 257 of float32 164 us, as single columns 224; of 16 bits 99, 160).
 constexpr bool online_may_fold(int source_bytes, bool fused) { return source_bytes <= 4 && !fused; }
 
 inline constexpr int kStridedOnlineSegments = 4;  // of a strip, at least, or they are shorter, down to a line
-// Lanes that have neighbouring columns: vectors, segments of 256 bytes, and twice as long where rows begin within
-// sectors, which are slow to write in parts (14278 x 7448 of float32, dim 0: 364 us, by half as many 383, by a quarter
-// 455). Single columns of 32 bits, as long (4 x 30000 x 257: 191 us, 209 by a warp); of 16 bits, whose bound is
-// instructions, a warp.
+// Lanes that have neighbouring columns: vectors, of which something is fused, segments of 256 bytes, and twice as long
+// where rows begin within sectors, which are slow to write in parts. Single columns of 32 bits, as long (4 x 30000 x
+// 257: 191 us, 209 by a warp); of 16 bits, whose bound is instructions, a warp.
 constexpr int strided_online_lanes(int vector, int source_bytes, bool within_sectors) {
   if (vector == 1) return source_bytes == 4 ? 2 * kWarp : kWarp;
   return within_sectors ? kWarp : kWarp / 2;

@@ -95,9 +95,9 @@ NDSOFTMAX_HOST_DEVICE unsigned sectors_written(int column, std::int64_t inner, i
   return begins & ~ends & up_to(period - 1);
 }
 
-// Columns whose vectors begin elsewhere in each row, up to vector - 1 columns earlier, the row's shift: a warp has a
-// vector of a strip for each lane. The first and the last of them only tell their neighbours what they know: other
-// warps store them.
+// Columns whose vectors begin elsewhere in each row, up to vector - 1 columns earlier than in the first, the row's
+// shift: a warp has a vector of a strip for each lane. The first and the last of them only tell their neighbours what
+// they know: other warps store them.
 struct StaggeredThread {
   int vector;
   bool stores;
@@ -105,19 +105,18 @@ struct StaggeredThread {
 NDSOFTMAX_HOST_DEVICE StaggeredThread staggered_thread(int warp, int lane) {
   return {warp * (tuning::kWarp - 2) + lane - 1, lane > 0 && lane < tuning::kWarp - 1};
 }
-// Warps of a strip, whose vectors are one more where they begin before it.
+// Warps of a strip, whose first vector begins up to vector - 1 columns before it.
 NDSOFTMAX_HOST_DEVICE std::int64_t staggered_warps(std::int64_t strip, int vector) {
-  const std::int64_t vectors = (strip + vector - 2) / vector + 1;
+  const std::int64_t vectors = (strip + 2 * vector - 3) / vector + 1;
   return (vectors + tuning::kWarp - 3) / (tuning::kWarp - 2);
 }
-// Rows of the same shift are a class, of two or four. The first row of a class; row 0 begins at element `first`, and
-// the next one `stride` elements further, an odd number of steps from one shift to the next: that is its own inverse.
-NDSOFTMAX_HOST_DEVICE int first_staggered_row(int shift, std::int64_t first, std::int64_t stride, int vector,
-                                              int classes) {
+// Rows of the same shift are a class, of two or four. The first row of a class; each row begins `stride` elements after
+// the one before it, an odd number of steps from one shift to the next: that is its own inverse.
+NDSOFTMAX_HOST_DEVICE int first_staggered_row(int shift, std::int64_t stride, int vector, int classes) {
   const auto steps = [&](std::int64_t elements) {
     return static_cast<int>(elements & (vector - 1)) * classes / vector;
   };
-  return (steps(shift) - steps(first)) * steps(stride) & (classes - 1);
+  return steps(shift) * steps(stride) & (classes - 1);
 }
 
 // Columns that are read twice: a block takes so many elements of dim in a step, and `splits` blocks take turns, so that
