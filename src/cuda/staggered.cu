@@ -48,14 +48,16 @@ __device__ __forceinline__ void from_own(const float (&own)[kVector], float (&sh
                              : __shfl_sync(kAllLanes, own[k - kShift + kVector], (lane + kWarp - 1) % kWarp, kWarp);
 }
 
-// Calls visit(number, shift, row) for each class that has rows, of which that is the first; kDim: of all, at most.
+// Calls visit(number, shift, row) for each class that has rows, of which that is the first. kDim: rows of all classes,
+// at most; all kernels but the one of the fewest have rows of each.
 template <int kClasses, int kDim, typename Visit>
 __device__ __forceinline__ void each_class(int dim, std::int64_t stride, const Visit& visit) {
   [&]<int... kNumber>(std::integer_sequence<int, kNumber...>) {
     const auto of = [&](auto number) {
       constexpr int kShift = number * kVector / kClasses;
       const int row = work::first_staggered_row(kShift, stride, kVector, kClasses);
-      if (number == 0 || kDim >= kVector || row < dim) visit(number, std::integral_constant<int, kShift>{}, row);
+      if (number == 0 || kDim > tuning::kStaggeredRows[0] || row < dim)
+        visit(number, std::integral_constant<int, kShift>{}, row);
     };
     (of(std::integral_constant<int, kNumber>{}), ...);
   }(std::make_integer_sequence<int, kClasses>{});

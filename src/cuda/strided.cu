@@ -909,8 +909,8 @@ class Splits {
         split_(split),
         slab_(kFolds && arguments.own == arguments.inner) {}
 
-  // Tells the states of the block's threads; keeps them where each tile is a block's own. Of a slab that is one tile,
-  // copies of a column have one state, which is told as that of the first copy.
+  // Tells the states of the block's threads; keeps them where each tile is a block's own. Of a folded slab that is one
+  // tile, copies of a column have one state, which is told as that of the first copy.
   template <typename Exchange>
   __device__ __forceinline__ void tell(const Exchange& exchange, State (&state)[kVector]) const {
     const auto tell_of = [&](int number, const State& of_block) {
@@ -932,7 +932,10 @@ class Splits {
       combine_all<typename Operation::Result>(all, 1 << arguments_.folded.log2_copies, [&](int copy) {
         return exchange.whole()[number_of(i + copy * columns)];
       });
-      tell_of(number_of(i), all);
+      if (arguments_.phase == Phase::both)
+        each_copy(i, [&](int number) { exchange.whole()[number] = all; });
+      else
+        tell_of(number_of(i), all);
     }
   }
 
@@ -949,10 +952,7 @@ class Splits {
     const auto of_all_columns = [&](int n) { return slab_ ? n / columns : arguments_.run.quotient(n / kVector); };
     const int parts = by_warps ? kWarp : max(min(exchange.teams(), of_all_columns(threads)), 1);
     const int part = by_warps ? thread % kWarp : of_all_columns(thread);
-    const auto give_copies = [&](int i, const State& state) {
-      for (int copy = 0; copy < (slab_ ? 1 << arguments_.folded.log2_copies : 1); ++copy)
-        give(number_of(i + copy * columns), state);
-    };
+    const auto give_copies = [&](int i, const State& state) { each_copy(i, [&](int number) { give(number, state); }); };
 #pragma unroll 1
     for (int i = by_warps ? thread / kWarp : thread - part * columns; part < parts && i < columns; i += threads) {
       const Column column = column_of(number_of(i));
@@ -1006,6 +1006,12 @@ class Splits {
     return slab_ ? static_cast<int>(arguments_.folded.strip) : arguments_.run.size * kVector;
   }
   __device__ __forceinline__ int number_of(int i) const { return i % kVector * arguments_.run.size + i / kVector; }
+  // Calls visit(number) for the copies of that column which have its state.
+  template <typename Visit>
+  __device__ __forceinline__ void each_copy(int i, const Visit& visit) const {
+    const int copies = slab_ ? 1 << arguments_.folded.log2_copies : 1;
+    for (int copy = 0; copy < copies; ++copy) visit(number_of(i + copy * told_apart()));
+  }
 
   const StridedArguments<Operation>& arguments_;
   std::int64_t first_, split_;
@@ -1291,7 +1297,7 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
     arguments.phase = phase;
     launch_grid<kKernel>(arguments, launched, pointers, stream);
   };
-  if (!kFolds && plan.splits == 1) return run(Phase::both, plan);
+  if (plan.workspace_bytes == 0) return run(Phase::both, plan);
   if (plan.meets) {
     arguments.phase = Phase::meet;
     arguments.kept_steps = kept_steps(problem, plan);

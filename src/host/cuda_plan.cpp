@@ -1509,7 +1509,7 @@ bool shifts_strips(const Problem& problem, const Plan& plan) {
 }
 
 // Of columns that are read twice. The lanes of a warp that share a column are a team; the states of teams meet in
-// shared memory.
+// shared memory, and all threads of a column read it there, also where there is but one.
 int states_bytes_of_teams(const Problem& problem, const Plan& plan) {
   const int teams = plan.threads_per_row / work::tile_team(plan.run, plan.threads_per_row);
   const int bytes = state_bytes(problem), columns = plan.run * plan.vector;
@@ -1536,7 +1536,7 @@ double cost_of_reading_twice(const Problem& problem, const Device& device, const
   const Fold fold = fold_of(problem, plan);
   const int bytes = size_of(problem.source), sources = sources_of(problem);
   const std::int64_t own = plan.rows_per_block / plan.vector, along = plan.threads_per_row;
-  const bool whole = own == fold.columns / plan.vector, tells = plan.workspace_bytes > 0;
+  const bool slabs = own == fold.columns / plan.vector, tells = plan.workspace_bytes > 0;
 
   const std::int64_t steps = divide_up(fold.dim, along * plan.items * plan.splits);
   const std::int64_t kept =
@@ -1544,12 +1544,12 @@ double cost_of_reading_twice(const Problem& problem, const Device& device, const
   const double passes = 2 + static_cast<double>(size_of(problem.result)) / (bytes * sources);
   const double step_bytes = static_cast<double>(own * along * plan.items * plan.vector) * bytes * sources;
   double moved = step_bytes * (passes * static_cast<double>(steps) - static_cast<double>(kept));
-  if (!whole || !slabs_are_runs(problem))
-    moved *= tuning::segments_cost(own * plan.vector * bytes, begin_within_sectors(problem));
-  if (plan.meets) moved *= tuning::strided_meeting_cost(fold.folds);
+  if (!slabs || !slabs_are_runs(problem) || problem.inner.rank > 1)
+    moved *= tuning::segments_factor(own * plan.vector * bytes, begin_within_sectors(problem));
+  if (plan.meets) moved *= tuning::strided_meeting_factor(fold.folds);
 
   // copies of a column that is folded have one state in a slab that is a tile, else each its own
-  const double copies = !fold.folds ? 1 : whole ? 1.0 / fold.elements : fold.elements;
+  const double copies = !fold.folds ? 1 : slabs ? 1.0 / fold.elements : fold.elements;
   const double states =
       tells ? static_cast<double>(own * plan.vector * plan.splits * state_bytes(problem)) * copies : 0;
   const int launches = tells && !plan.meets ? 2 : 1;
@@ -1569,9 +1569,9 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
 
   Plan best;
   double least = std::numeric_limits<double>::infinity();
-  const auto consider = [&](const Plan& plan) {
-    const double cost = cost_of_reading_twice(problem, device, plan);
-    if (cost < least) best = plan, least = cost;
+  const auto consider = [&](const Plan& candidate) {
+    const double cost = cost_of_reading_twice(problem, device, candidate);
+    if (cost < least) best = candidate, least = cost;
   };
   // By `run` threads for each of `own` vectors, some of which may idle, times others along dim.
   const auto share = [&](std::int64_t own, std::int64_t run, std::int64_t along) {
@@ -1582,12 +1582,15 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
     const std::int64_t tiles = divide_up(all, own), steps = divide_up(fold.dim, along * plan.items);
     const std::int64_t most =
         std::min(divide_up(steps, tuning::kStridedVectorsMinSteps), tuning::kWorkspaceBytes / states);
+    const bool alone = !fold.folds || own == strip;  // a block has all copies of its columns
+    std::int64_t last = 0;
     for (int waves = 1; waves <= tuning::kStridedVectorsWaves; ++waves) {
       plan.splits = std::max<std::int64_t>(1, std::min(waves * device.multiprocessors / tiles, most));
+      if (std::exchange(last, plan.splits) == plan.splits) continue;
       plan.grid = tiles * plan.splits;
       plan.meets = false;
       plan.shared_bytes = states_bytes_of_teams(problem, plan);
-      plan.workspace_bytes = plan.splits > 1 || fold.folds ? states * plan.splits : 0;
+      plan.workspace_bytes = plan.splits > 1 || !alone ? states * plan.splits : 0;
       consider(plan);
       if (plan.workspace_bytes == 0) continue;
       let_meet(plan, problem, device, divide_up(steps, plan.splits), tuning::kMeetingL2Part,
@@ -1601,7 +1604,7 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
   for (std::int64_t along = tuning::kStridedVectorsThreads / strip; along > 0; --along) {
     const std::int64_t unit = kWarp / std::gcd(along, std::int64_t{kWarp}), run = divide_up(strip, unit) * unit;
     if (run * along > tuning::kStridedVectorsThreads) continue;
-    share(strip, run, along);
+    if (run * along >= tuning::kStridedVectorsLeastThreads) share(strip, run, along);
     break;
   }
   return best;

@@ -970,21 +970,22 @@ constexpr int strided_online_threads(int vector, bool fused) {
   return strided_online_has_vectors(vector, fused) ? kStridedVectorsThreads : kStridedOnlineThreads;
 }
 // One of their blocks finds room on a multiprocessor, so that a last wave of few takes as long as a full one: blocks
-// share columns in as many parts as take the least, of up to so many waves, and so many steps each, at least (an H200
+// share columns in as many parts as take the least, of up to so many waves, and so many steps each, or nearly (an H200
 // takes for 154 x 31013 x 14 of float32, backward, 351 us, by 135 blocks 568). Segments are of up to so many vectors;
-// slabs of no more than a block has threads may be tiles, which is one run of memory (2 x 135569 x 156 of float32 145
+// slabs that leave few threads idle may be tiles, which is one run of memory (2 x 135569 x 156 of float32 145
 // us, by segments of a line 286; 8 x 13644 x 344 of 16 bits, backward, 97, 174).
-inline constexpr int kStridedVectorsWaves = 4;
+inline constexpr int kStridedVectorsWaves = 12;
 inline constexpr int kStridedVectorsMinSteps = 2;
 inline constexpr int kStridedVectorsMostRun = 32;
-// What a wave takes, in bytes that a multiprocessor moves: each segment so many more than it has, above all where it
-// begins and ends within sectors, which others write the rest of; beside a block's part, each launch as much as so
-// many; and where blocks meet, who drift apart, that much more, of folded ones, which have no registers to spare, most
+inline constexpr int kStridedVectorsLeastThreads = 384;  // of fewer, two blocks could find room
+// What a wave takes, in bytes that a multiprocessor moves: beside a block's part, each launch as much as so many; times
+// so much where segments are short, above all where they begin and end within sectors, which others write the rest of;
+// and times so much where blocks meet, as they drift apart, most of all folded ones, which have no registers to spare
 // (300 problems whose dim finds no room on chip: 0.88 of the time of one wave of segments of 128 to 512 bytes; with any
 // of these numbers halved or doubled 0.88 to 0.90).
 inline constexpr int kStridedVectorsOtherBytes = 64 << 10;
-constexpr double strided_meeting_cost(bool folds) { return folds ? 1.2 : 1.1; }
-constexpr double segments_cost(std::int64_t bytes, bool within_sectors) {
+constexpr double strided_meeting_factor(bool folds) { return folds ? 1.2 : 1.1; }
+constexpr double segments_factor(std::int64_t bytes, bool within_sectors) {
   return 1 + (within_sectors ? 48.0 : 16.0) / static_cast<double>(bytes);
 }
 // Of all else, tiles that each have so many multiprocessors, or more, are shared by blocks of the threads of all of

@@ -116,7 +116,7 @@ NDSOFTMAX_HOST_DEVICE int first_staggered_row(int shift, std::int64_t stride, in
   const auto steps = [&](std::int64_t elements) {
     return static_cast<int>(elements & (vector - 1)) * classes / vector;
   };
-  return steps(shift) * steps(stride) & (classes - 1);
+  return (steps(shift) * steps(stride)) & (classes - 1);
 }
 
 // Columns that are read twice: a block takes so many elements of dim in a step, and `splits` blocks take turns, so that
