@@ -980,11 +980,11 @@ inline constexpr int kStridedVectorsMostRun = 32;
 inline constexpr int kStridedVectorsLeastThreads = 384;  // of fewer, two blocks could find room
 // What a wave takes, in bytes that a multiprocessor moves: beside a block's part, each launch as much as so many; times
 // so much where segments are short, above all where they begin and end within sectors, which others write the rest of;
-// and times so much where blocks meet, as they drift apart, most of all folded ones, which have no registers to spare
-// (300 problems whose dim finds no room on chip: 0.88 of the time of one wave of segments of 128 to 512 bytes; with any
-// of these numbers halved or doubled 0.88 to 0.90).
+// and times so much where blocks meet, as they drift apart, most of all folded ones, which have no registers to spare,
+// but not those of one slab, who take turns in it (300 problems whose dim finds no room on chip: 0.87 of the time of
+// one wave of segments of 128 to 512 bytes; with any of these numbers halved or doubled 0.87 to 0.90).
 inline constexpr int kStridedVectorsOtherBytes = 64 << 10;
-constexpr double strided_meeting_factor(bool folds) { return folds ? 1.2 : 1.1; }
+constexpr double strided_meeting_factor(bool folds, bool one_slab) { return folds ? 1.2 : one_slab ? 1 : 1.1; }
 constexpr double segments_factor(std::int64_t bytes, bool within_sectors) {
   return 1 + (within_sectors ? 48.0 : 16.0) / static_cast<double>(bytes);
 }
