@@ -512,7 +512,7 @@ def test_columns_that_are_read_twice(shape: tuple[int, ...], dtype: torch.dtype,
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("dim", "inner"), [*((dim, inner) for dim in (17, 33, 64) for inner in (17, 25, 49, 63)), (26, 191), (32, 301)]
+    ("dim", "inner"), [*((dim, inner) for dim in (17, 33, 64) for inner in (17, 25, 49, 63)), (26, 191), (32, 251)]
 )
 def test_many_columns_of_16_bits_that_are_single(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
     x = normal((2_500_000 // dim // inner, dim, inner)).to(dtype).requires_grad_()

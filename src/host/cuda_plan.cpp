@@ -1546,7 +1546,8 @@ double cost_of_reading_twice(const Problem& problem, const Device& device, const
   double moved = step_bytes * (passes * static_cast<double>(steps) - static_cast<double>(kept));
   if (!slabs || !slabs_are_runs(problem) || problem.inner.rank > 1)
     moved *= tuning::segments_factor(own * plan.vector * bytes, begin_within_sectors(problem));
-  if (plan.meets) moved *= tuning::strided_meeting_factor(fold.folds, problem.outer.size == 1);
+  if (plan.meets)
+    moved *= tuning::strided_meeting_factor(bytes, problem.direction, fold.folds, problem.outer.size == 1);
 
   // copies of a column that is folded have one state in a slab that is a tile, else each its own
   const double copies = !fold.folds ? 1 : slabs ? 1.0 / fold.elements : fold.elements;

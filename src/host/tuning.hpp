@@ -617,14 +617,14 @@ inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleEle
 // 133; 8000 x 901 16.9, 18.4). By warps, whose lanes have so many each, or as many more threads.
 inline constexpr int kSingleWordsHeld = 32, kSingleWordsRows = 64;
 constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 385 : 513; }
-// And however many there are, forward, of strips of some length: where threads have all of dim (3314 x 53 x 25 9.8 us,
-// as tiles 27.9; 5530 x 28 x 37 10.1, 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9), or two have, and
-// strips are shorter than a warp's words (4469 x 64 x 21 10.9, 10.7; 19070 x 34 x 43 50.1, 48.4 at worst).
-inline constexpr int kColumnSinglesStrip = 16;
+// And however many there are, forward, of strips of some length: where a thread has all of dim (5530 x 28 x 37 10.1 us,
+// as tiles 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9; but 16 x 21 x 263169 127, 116), or two have, and
+// strips are shorter than a warp's words (3314 x 53 x 25 9.8, as tiles 27.9; 19070 x 34 x 43 50.1, 48.4 at worst).
+inline constexpr int kColumnSinglesStrip = 16, kColumnSinglesMostStrip = 256;
 constexpr bool rather_single_columns(Direction direction, std::int64_t strip, std::int64_t dim) {
   const std::int64_t held = kColumnSinglesKernels[kSharedSinglesKernel].vectors;
-  return direction == Direction::forward && strip >= kColumnSinglesStrip &&
-         (dim <= held || (dim <= 2 * held && strip < 2 * kWarp));
+  if (direction == Direction::backward || strip < kColumnSinglesStrip) return false;
+  return dim <= held ? strip <= kColumnSinglesMostStrip : dim <= 2 * held && strip < 2 * kWarp;
 }
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_halves(int vector_bytes) { return vector_bytes == kColumnsHalfBytes; }
@@ -983,8 +983,11 @@ inline constexpr int kStridedVectorsLeastThreads = 384;  // of fewer, two blocks
 // and times so much where blocks meet, as they drift apart, most of all folded ones, which have no registers to spare,
 // but not those of one slab, who take turns in it (300 problems whose dim finds no room on chip: 0.87 of the time of
 // one wave of segments of 128 to 512 bytes; with any of these numbers halved or doubled 0.87 to 0.90).
-inline constexpr int kStridedVectorsOtherBytes = 64 << 10;
-constexpr double strided_meeting_factor(bool folds, bool one_slab) { return folds ? 1.2 : one_slab ? 1 : 1.1; }
+inline constexpr int kStridedVectorsOtherBytes = 96 << 10;
+constexpr double strided_meeting_factor(int source_bytes, Direction direction, bool folds, bool one_slab) {
+  if (folds) return source_bytes == 2 && direction == Direction::forward ? 1.1 : 1.2;
+  return one_slab ? 1 : 1.1;
+}
 constexpr double segments_factor(std::int64_t bytes, bool within_sectors) {
   return 1 + (within_sectors ? 48.0 : 16.0) / static_cast<double>(bytes);
 }
