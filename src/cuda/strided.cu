@@ -10,13 +10,13 @@
 // neighbouring columns each (a word of 16-bit ones) and every along'th element of dim, so that neighbours read
 // and write neighbouring words. Where dim is longer than a tile, the blocks of a cluster share it, and states pass
 // through distributed shared memory. Where it is longer still, or a tile not worth its blocks: the online softmax,
-// which reads twice; with few columns, plan.splits blocks share them and states pass through the workspace, in two
-// launches, as in online.cu, or in one whose blocks all run at once, and which keeps what registers and shared memory
-// have room for (Plan::meets). So do those of columns that vectors do not divide, and that are folded: a column then
-// has several copies, a strip apart, each with some of its elements. Any strides, any number of groups on every axis;
-// only kColumns > 1 assumes that dim is one group, and that the innermost group of columns has stride 1. Where dim is
-// several, elements are copied one by one, and results go back into the tile first, which needs them to be of the
-// source's type (tile_plan() sees to that).
+// which reads twice; where multiprocessors would be idle, plan.splits blocks share columns and states pass through the
+// workspace, in two launches, as in online.cu, or in one whose blocks all run at once, and which keeps what registers
+// and shared memory have room for (Plan::meets). So do those of columns that vectors do not divide, and that are
+// folded, unless a block has all of them: a column then has several copies, a strip apart, each with some of its
+// elements. Any strides, any number of groups on every axis; only kColumns > 1 assumes that dim is one group, and that
+// the innermost group of columns has stride 1. Where dim is several, elements are copied one by one, and results go
+// back into the tile first, which needs them to be of the source's type (tile_plan() sees to that).
 #include <cooperative_groups.h>
 
 #include <bit>

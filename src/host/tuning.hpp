@@ -982,7 +982,7 @@ inline constexpr int kStridedVectorsLeastThreads = 384;  // of fewer, two blocks
 // so much where segments are short, above all where they begin and end within sectors, which others write the rest of;
 // and times so much where blocks meet, as they drift apart, most of all folded ones, which have no registers to spare,
 // but not those of one slab, who take turns in it (300 problems whose dim finds no room on chip: 0.87 of the time of
-// one wave of segments of 128 to 512 bytes; with any of these numbers halved or doubled 0.87 to 0.90).
+// one wave of segments of 128 to 512 bytes; with others of half to twice their size 0.87 to 0.90).
 inline constexpr int kStridedVectorsOtherBytes = 96 << 10;
 constexpr double strided_meeting_factor(int source_bytes, Direction direction, bool folds, bool one_slab) {
   if (folds) return source_bytes == 2 && direction == Direction::forward ? 1.1 : 1.2;
