@@ -64,13 +64,13 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((1, 200_001, 24), 1, (None,), 1),  # whose blocks meet between the passes
     ((1, 150_001, 33), 1, (None,), 1),  # folded
     ((2, 350_001, 7), 1, (None,), 1),  # in slabs that are a tile each
+    ((20, 10_001, 66), 1, (None,), 1),  # of which some threads have nothing to do
     ((2, 9, 131201), 1, (None,), 1),  # so many columns that threads have several
-    ((20, 10_001, 66), 1, (None,), 1),  # slabs that are a tile each, of which some threads have nothing to do
-    ((22, 2, 70_001), 1, (None,), 1),
-    ((22, 3, 70_002), 1, (None,), 1),  # and of columns of two or three rows
-    ((4000, 26, 37), 1, (None,), 1),  # of 16 bits, single columns, as many as there are
     ((1, 3, 2_400_001), 1, (None,), 1),  # and still more, whose vectors begin elsewhere in each row
     ((3, 13, 400_003), 1, (None,), 1),
+    ((22, 2, 70_001), 1, (None,), 1),
+    ((22, 3, 70_002), 1, (None,), 1),
+    ((4000, 26, 37), 1, (None,), 1),  # of 16 bits, single columns, however many
     ((6, 5, 4), (0, 2), (None,)),
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest

@@ -1558,6 +1558,22 @@ double cost_of_reading_twice(const Problem& problem, const Device& device, const
   return static_cast<double>(waves) * (moved + states + launches * tuning::kStridedVectorsOtherBytes);
 }
 
+// Of columns that are read twice: blocks of `run` threads for `own` vectors, some of which may idle, times others along
+// dim; `splits` blocks share the columns of a tile, and tell each other states where it `tells`.
+void share_columns(Plan& plan, const Problem& problem, std::int64_t own, std::int64_t run, std::int64_t along,
+                   std::int64_t splits, bool tells) {
+  const std::int64_t columns = problem.outer.size * fold_of(problem, plan).columns;
+  plan.passes = 2;
+  plan.run = static_cast<int>(run);
+  plan.threads_per_row = static_cast<int>(along);
+  plan.rows_per_block = static_cast<int>(own * plan.vector);
+  plan.block = static_cast<int>(run * along);
+  plan.splits = splits;
+  plan.grid = divide_up(columns, plan.rows_per_block) * splits;
+  plan.shared_bytes = states_bytes_of_teams(problem, plan);
+  plan.workspace_bytes = tells ? columns * splits * state_bytes(problem) : 0;
+}
+
 // Vectors of columns that are read twice, of which nothing is fused. Neighbouring threads share a segment of memory, or
 // all columns of a slab, which then is read as a run of memory; blocks share columns, as many as take the least.
 Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan plan) {
@@ -1565,7 +1581,6 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
   const int bytes = size_of(problem.source);
   const std::int64_t strip = fold.columns / plan.vector, all = problem.outer.size * strip;  // in vectors
   const std::int64_t states = all * plan.vector * state_bytes(problem);                     // bytes
-  plan.passes = 2;
   plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, false, fold.folds);
 
   Plan best;
@@ -1574,29 +1589,22 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
     const double cost = cost_of_reading_twice(problem, device, candidate);
     if (cost < least) best = candidate, least = cost;
   };
-  // By `run` threads for each of `own` vectors, some of which may idle, times others along dim.
   const auto share = [&](std::int64_t own, std::int64_t run, std::int64_t along) {
-    plan.run = static_cast<int>(run);
-    plan.threads_per_row = static_cast<int>(along);
-    plan.rows_per_block = static_cast<int>(own * plan.vector);
-    plan.block = static_cast<int>(run * along);
     const std::int64_t tiles = divide_up(all, own), steps = divide_up(fold.dim, along * plan.items);
     const std::int64_t most =
         std::min(divide_up(steps, tuning::kStridedVectorsMinSteps), tuning::kWorkspaceBytes / states);
     const bool alone = !fold.folds || own == strip;  // a block has all copies of its columns
     std::int64_t last = 0;
     for (int waves = 1; waves <= tuning::kStridedVectorsWaves; ++waves) {
-      plan.splits = std::max<std::int64_t>(1, std::min(waves * device.multiprocessors / tiles, most));
-      if (std::exchange(last, plan.splits) == plan.splits) continue;
-      plan.grid = tiles * plan.splits;
-      plan.meets = false;
-      plan.shared_bytes = states_bytes_of_teams(problem, plan);
-      plan.workspace_bytes = plan.splits > 1 || !alone ? states * plan.splits : 0;
+      const std::int64_t splits = std::max<std::int64_t>(1, std::min(waves * device.multiprocessors / tiles, most));
+      if (std::exchange(last, splits) == splits) continue;
+      const bool tells = splits > 1 || !alone;
+      share_columns(plan, problem, own, run, along, splits, tells);
       consider(plan);
-      if (plan.workspace_bytes == 0) continue;
-      let_meet(plan, problem, device, divide_up(steps, plan.splits), tuning::kMeetingL2Part,
-               tuning::kStridedMeetingKept);
-      if (plan.meets) consider(plan);
+      if (!tells) continue;
+      Plan meeting = plan;
+      let_meet(meeting, problem, device, divide_up(steps, splits), tuning::kMeetingL2Part, tuning::kStridedMeetingKept);
+      if (meeting.meets) consider(meeting);
     }
   };
   for (std::int64_t own = tuning::kStridedVectorsMostRun; own * plan.vector * bytes >= tuning::kLineBytes; own /= 2)
@@ -1646,19 +1654,11 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const bool large = tuning::kStridedOnlineLarge * tiles <= device.multiprocessors;
   const int blocks = large ? 1 : tuning::kStridedOnlineMinBlocks;  // a multiprocessor
   const std::int64_t along = tuning::kStridedOnlineThreads / blocks / width;
-  plan.passes = 2;
   plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, problem.fused.any, false);
   const std::int64_t useful = divide_up(problem.dim.size, along * plan.items * tuning::kStridedOnlineMinSteps);
   const std::int64_t room = tuning::kWorkspaceBytes / (columns * plan.vector * state_bytes(problem));
-  plan.splits = std::clamp<std::int64_t>(std::min(device.multiprocessors * blocks / tiles, room), 1, useful);
-  plan.run = static_cast<int>(width);
-  plan.threads_per_row = static_cast<int>(along);
-  plan.rows_per_block = static_cast<int>(width * plan.vector);
-  plan.block = static_cast<int>(along * width);
-  plan.grid = tiles * plan.splits;
-
-  plan.shared_bytes = states_bytes_of_teams(problem, plan);
-  if (plan.splits > 1) plan.workspace_bytes = columns * plan.vector * plan.splits * state_bytes(problem);
+  const auto splits = std::clamp<std::int64_t>(std::min(device.multiprocessors * blocks / tiles, room), 1, useful);
+  share_columns(plan, problem, width, width, along, splits, splits > 1);
   return plan;
 }
 
