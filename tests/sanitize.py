@@ -71,6 +71,10 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((22, 2, 70_001), 1, (None,), 1),
     ((22, 3, 70_002), 1, (None,), 1),
     ((4000, 26, 37), 1, (None,), 1),  # of 16 bits, single columns, however many
+    ((3, 2, 19, 72), 2, (None,)),  # whose masks some of outer share: vectors,
+    ((2, 3, 40, 66), 2, (None,)),  # words
+    ((2, 3, 40, 45), 2, (None,)),  # and single columns
+    ((2, 2, 900, 33), 2, (None,)),  # over clusters
     ((6, 5, 4), (0, 2), (None,)),
     ((40, 7, 30), (0, 2), (None,)),
     ((20000, 21), 1, (None,), 2),  # so many rows that they are staged: these take racecheck longest
@@ -105,6 +109,8 @@ def fusions(x: Tensor, dims: tuple[int, ...]) -> Iterator[tuple[dict[str, Any], 
     bias = torch.randn(x.shape[-1]).to(x.dtype)
     yield {"mask": mask, "scale": 0.5}, ~mask
     yield {"where": ~mask[..., :1], "bias": bias}, (~mask[..., :1]).expand(x.shape)
+    if x.dim() == 4:
+        yield {"mask": mask[:, :1], "scale": 2}, (~mask[:, :1]).expand(x.shape)
     if dims == (x.dim() - 1,):
         yield {"causal": "lower_right", "bias": bias}, everything.tril(x.shape[-1] - x.shape[-2])
 

@@ -593,6 +593,29 @@ def test_masks_are_not_expanded() -> None:
     assert torch.cuda.max_memory_allocated() - before == y.numel() * y.element_size()
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.25, -1.5])
+@pytest.mark.parametrize("broadcast", [(), (1,), (3,), (0, 1), (2,), (0, 3)])  # dimensions that share a mask
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("dim", "inner"), [(19, 264), (19, 263), (80, 66), (300, 64), (300, 63), (900, 33), (2100, 36), (7000, 9)]
+)
+def test_masked_columns(dim: int, inner: int, dtype: torch.dtype, broadcast: tuple[int, ...], scale: float) -> None:
+    x = normal((3, 4, dim, inner)).to(dtype).requires_grad_()
+    mask = normal(tuple(1 if i in broadcast else size for i, size in enumerate(x.shape)), seed=1) < 0.5
+    if 2 in broadcast:  # all of a column, or nothing
+        mask[0] = False
+    included = ~mask.expand(x.shape)
+    y = ndsoftmax.softmax(x, 2, mask=mask, scale=scale)
+    exact = oracle.masked_forward(x.detach(), 2, included, scale=scale, log=False)
+    shift = (x.detach().double() * scale).abs().amax() if dtype == torch.float32 else 1
+    assert_close(y.detach(), exact, exact * (1 + shift), torch.finfo(dtype).eps)
+    grad = (normal(x.shape, seed=2) + 1).to(dtype)
+    (grad_input,) = torch.autograd.grad(y, x, grad)
+    alive = grad.where(included, 0)
+    exact_grad = oracle.backward(alive, y.detach(), 2, log=False) * scale
+    assert_close(grad_input, exact_grad, oracle.magnitude(alive, y.detach(), 2, log=False) * abs(scale))
+
+
 def test_masked_calls_are_captured_in_a_graph() -> None:
     x, mask = normal((32, 1000)), normal((32, 1000)) > 0
     ndsoftmax.softmax(x, mask=mask)

@@ -368,8 +368,8 @@ def test_warps_share_blocks_until_these_read_enough(dim: int, dtype: torch.dtype
         return
     of_a_warp = -(-rows // chosen.grid) * dim * dtype.itemsize / (chosen.block // 32)
     assert chosen.block in (32, 64, 96, 128)
-    assert chosen.block == 128 or chosen.block // 32 * of_a_warp >= 3072
-    assert chosen.block == 32 or (chosen.block // 32 - 1) * of_a_warp < 3072
+    assert chosen.block == 128 or chosen.block // 32 * of_a_warp >= 2560
+    assert chosen.block == 32 or (chosen.block // 32 - 1) * of_a_warp < 2560
     few = ndsoftmax.explain((100, dim), dtype=dtype, device="H200")
     assert few.block == 128 or few.regime != "warp"
 
@@ -728,7 +728,7 @@ def test_dimensions_merge_where_memory_allows() -> None:
         (100_000, 192, torch.float32, "T4", 1),
         (100_000, 3, torch.float32, "T4", 4),  # tiny rows, several of which are whole vectors
         (100_000, 197, torch.bfloat16, "H200", 2),  # staged
-        (1000, 1030, torch.bfloat16, "H200", 8),
+        (10_000, 1030, torch.bfloat16, "H200", 8),
     ],
 )
 def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype, device: str, vector: int) -> None:
@@ -826,11 +826,16 @@ def test_many_single_columns_are_shared_only_into_results_of_another_type() -> N
         (1, 384, torch.float32, False, 0),
         (1, 385, torch.float32, False, 1),
         (264, 1000, torch.float32, False, 2),
-        (265, 1000, torch.float32, False, 0),  # as vectors, a warp's
-        (300, 1001, torch.float32, False, 2),
-        (800, 1001, torch.float32, False, 0),
+        (1056, 1000, torch.float32, False, 2),
+        (1057, 1000, torch.float32, False, 3),
+        (2112, 1000, torch.float32, False, 4),
+        (2113, 1000, torch.float32, False, 0),  # as vectors, a warp's
+        (800, 1001, torch.float32, False, 2),
+        (2113, 1001, torch.float32, False, 0),
+        (528, 640, torch.float32, False, 0),  # narrow enough for a warp
         (200, 1990, torch.bfloat16, False, 1),
         (302, 1990, torch.bfloat16, False, 2),
+        (802, 1169, torch.bfloat16, True, 2),
         (118, 4096, torch.bfloat16, True, 2),
         (1, 4096, torch.float32, False, 4),
         (1, 4100, torch.float32, False, 0),  # a cluster's
@@ -844,7 +849,69 @@ def test_few_rows_have_as_many_threads_as_find_room_at_once(
     chosen = plan(**described, device=DEVICES["H200"])
     assert (chosen.regime == "block") == (vectors > 0)
     assert vectors in (0, chosen.items)
-    assert vectors == 0 or rows * chosen.block <= 512 * DEVICES["H200"].multiprocessors
+    assert vectors == 0 or -(-rows // DEVICES["H200"].multiprocessors) * chosen.block <= 1024
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "dtype", "backward", "block"),  # threads that hold a row; 0: a warp, or none of its own
+    [
+        (1056, 1024, torch.float32, True, 0),  # all under way at once
+        (1057, 1024, torch.float32, True, 128),
+        (90_000, 1024, torch.float32, True, 128),
+        (90_000, 1024, torch.bfloat16, True, 64),
+        (90_000, 512, torch.float32, True, 64),
+        (90_000, 508, torch.float32, True, 0),
+        (90_000, 568, torch.float32, True, 0),  # by 96 threads, of which a fourth would have nothing
+        (90_000, 1024, torch.float32, False, 0),
+        (2000, 1979, torch.bfloat16, False, 64),
+        (3696, 1979, torch.bfloat16, False, 64),
+        (3697, 1979, torch.bfloat16, False, 0),
+        (3000, 1979, torch.float16, True, 64),
+        (3000, 1984, torch.bfloat16, True, 128),
+    ],
+)
+def test_blocks_hold_rows_of_a_warp_where_more_of_them_overlap(
+    rows: int, dim: int, dtype: torch.dtype, backward: bool, block: int
+) -> None:
+    chosen = ndsoftmax.explain((rows, dim), dtype=dtype, backward=backward, device="H200")
+    assert (chosen.block if chosen.regime == "block" else 0) == block
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "warps"),  # of a block
+    [
+        (2113, 512, 1),
+        (4224, 512, 1),
+        (4225, 512, 4),
+        (4224, 640, 1),
+        (8447, 640, 1),
+        (8448, 512, 2),
+        (2112, 512, 4),
+        (2113, 508, 4),
+    ],
+)
+def test_a_warp_is_a_block_where_others_read_while_it_writes(rows: int, dim: int, warps: int) -> None:
+    chosen = ndsoftmax.explain((rows, dim), device="H200")
+    assert (chosen.regime, chosen.block) == ("warp", 32 * warps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inner", [512, 508, 510, 511])
+@pytest.mark.parametrize("backward", [False, True])
+def test_columns_are_held_where_masks_are_the_same_for_some_of_outer(
+    inner: int, dtype: torch.dtype, backward: bool
+) -> None:
+    for mask in [(16, 1, 512, 1), (1, 12, 512, inner), (16, 12, 1, inner), (12, 512, 1)]:
+        chosen = ndsoftmax.explain((16, 12, 512, inner), 2, dtype=dtype, backward=backward, mask=mask, device="H200")
+        assert (chosen.regime, chosen.passes) == ("strided", 1)
+        assert "registers" in chosen.why
+    scaled = ndsoftmax.explain((16, 12, 512, inner), 2, dtype=dtype, backward=backward, scale=0.5, device="H200")
+    assert "registers" in scaled.why
+    biased = ndsoftmax.explain((16, 12, 512, inner), 2, dtype=dtype, bias=(12, 1, inner), device="H200")
+    assert "registers" in biased.why
+    assert biased.vector == 1 or dtype == torch.float32  # widened, as 16 bits would round what is added
+    three_groups = ndsoftmax.explain((4, 4, 12, 512, inner), 3, mask=(4, 1, 12, 512, 1), dtype=dtype, device="H200")
+    assert "registers" not in three_groups.why
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@
 // lanes of a warp, whose states meet by shuffles, then warps, then blocks of a cluster. Each element is read once and
 // written once. Of 16 bits it stays as it was loaded and is exponentiated twice, which takes half of the registers;
 // wider ones are exponentiated in their place. What is missing at the end of dim is held as what counts for nothing.
-// What is fused is applied to what is held, as it is to tiles (strided.cu).
+// What is fused is applied to what is held, as it is to tiles (strided.cu). A bias would be rounded to 16 bits there:
+// so such columns are held one by one, each widened in a register of its own.
 //
 // Memory takes twice as long for sectors of 32 bytes that blocks write in parts as for all that is read. So where rows
 // begin within sectors, tiles overlap, and write whole ones (work::sectors_written()).
@@ -29,7 +30,8 @@
 // is elsewhere in its vectors, but those that are a strip apart are of the same one all the same. Of these two vectors,
 // the columns that are there are loaded and stored one by one.
 //
-// Assumes: no diagonal; outer, dim and inner are one group each; vectors of all operands are aligned, or shifted alike.
+// Assumes: no diagonal; outer, dim and inner are one group each, but for masks and biases, to which outer may be two;
+// vectors of all operands are aligned, or shifted alike.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 #include "host/cuda_plan.hpp"
@@ -48,6 +50,10 @@ struct ColumnsArguments {
   typename Operation::Result* result;
   std::int64_t first_block;
   std::int64_t outer_stride[kOperandsOf<Operation>], dim_stride[kOperandsOf<Operation>];
+  // outer may be two groups to masks and biases, of which this is the inner one; from one of these to the next they
+  // lie so much further than strides say
+  work::Divider outer_run;
+  std::int64_t outer_jump[kOperandsOf<Operation>];
   int vectors;          // of columns, folded ones
   work::Divider inner;  // of them
   int dim;
@@ -65,6 +71,8 @@ struct ColumnsArguments {
   int lead;  // vectors of the first tile before the first of all
   int strip_columns;
   bool masks_columns;  // all that is fused is a scale and a mask, which is vectors as columns are
+  bool masks_words;    // the same but for vectors, and neighbours differ: asked for of words and single columns
+  bool only_scales;    // all that is fused is a scale
   int masks;           // where in shared memory they are, in bytes
   int shared;          // slots that a thread has there, for items beside those in registers
   int shared_at;       // where a block's are, in bytes
@@ -266,7 +274,10 @@ class HeldColumns {
   using Real = typename Operation::Real;
   using Term = typename Operation::Term;
   static constexpr bool kForward = !kIsBackward<Operation>;
-  static constexpr bool kRaw = sizeof(Source) == 2;
+  // Single columns of 16 bits, one to a register, are widened there once they are loaded: what is fused may then be
+  // more than they have room for.
+  static constexpr bool kWide = kForward && Operation::kFused && kVector == 1 && sizeof(Source) == 2;
+  static constexpr bool kRaw = sizeof(Source) == 2 && !kWide;
   static constexpr int kTogether = tuning::columns_together(kVector * sizeof(Source), kItems);
   static_assert(kItems % kTogether == 0);
   // Halves of lines that lie far apart are slow to come: L2 fetches the other one at once, which a neighbour wants
@@ -309,6 +320,35 @@ class HeldColumns {
     return excluded;
   }
 
+  // The items that are excluded or missing, a bit each, where masks lie a `step` apart from this first one. All of them
+  // are under way at once, before what is held takes the registers.
+  __device__ __forceinline__ unsigned excluded(const std::uint8_t* mask, std::int64_t step, bool excludes) const {
+    unsigned bytes[kItems], excluded = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i, mask += step) bytes[i] = i < mine_ ? *mask : 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if ((bytes[i] != 0) == excludes) excluded |= 1u << i;
+    return excluded | missing();
+  }
+  // Applies them, of each column of a word.
+  __device__ __forceinline__ void apply_words(const unsigned (&excluded)[kVector], const Fusing<Operation>& fusing) {
+    scale_ = left_of(fusing);
+    each([&](int first) {
+#pragma unroll
+      for (int i = first; i < first + kTogether; ++i) {
+        if constexpr (kForward && !kRaw)
+          source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * fusing.scale; });
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) {
+          if ((excluded[k] >> i & 1) == 0) continue;
+          source_[i].set(k, nothing().widened(k));
+          if constexpr (!kForward) grad_[i].set(k, 0);
+        }
+      }
+    });
+  }
+
   // Issues all loads. Steps are bytes. `whole` items are there in all threads. Where something is fused, those that are
   // `missing` are left out. Of words that are shifted the last column may not be `there`.
   __device__ __forceinline__ void load(const Source* source, std::int64_t source_step, const Source* grad,
@@ -317,17 +357,19 @@ class HeldColumns {
       if constexpr (kLines)
         return Held::load_with_line(from);
       else
-        return Held::load(from);
+        return as_held(Loaded::load(from));
     };
     const auto take_both = [&](int i) {
       source_[i] = take(source);
       if constexpr (!kForward) grad_[i] = take(grad);
     };
     const auto take_if = [&](bool wanted, Held& held, const Source* from) {
+      Loaded loaded = as_loaded(held);
       if constexpr (kShifts)
-        held.load_up_to_if(wanted, there, from);
+        loaded.load_up_to_if(wanted, there, from);
       else
-        held.load_if(wanted, from);
+        loaded.load_if(wanted, from);
+      held = as_held(loaded);
     };
     const auto advance = [&] {
       source = advanced(source, source_step);
@@ -347,7 +389,7 @@ class HeldColumns {
         const bool wanted = Operation::kFused ? (missing >> i & 1) == 0
                             : kFolds          ? (existing() >> i & 1) != 0
                                               : i < mine_;
-        source_[i] = nothing();
+        source_[i] = as_held(nothing());
         if constexpr (!kForward) grad_[i] = {};
         if constexpr (kVectors<Operation, kVector>) {
           if (wanted) take_both(i);
@@ -396,10 +438,19 @@ class HeldColumns {
     }
   }
 
+  // After load(), before what follows.
+  __device__ __forceinline__ void widen() {
+    if constexpr (kWide)
+      each([&](int first) {
+#pragma unroll
+        for (int i = first; i < first + kTogether; ++i) source_[i] = Held::filled(as_loaded(source_[i]).widened(0));
+      });
+  }
+
   // Applies what is fused, which `line` has at the first item, and step(line) at the next.
   template <typename Line, typename Step>
-  __device__ __forceinline__ void apply(Line line, const Step& step, Real scale) {
-    scale_ = scale;
+  __device__ __forceinline__ void apply(Line line, const Step& step, const Fusing<Operation>& fusing) {
+    scale_ = left_of(fusing);
     each([&](int first) {
       Line lines[kTogether];
       Extras<Operation, kVector> extras[kTogether];
@@ -413,7 +464,13 @@ class HeldColumns {
       for (int i = 0; i < kTogether; ++i) {
         if (first + i >= mine_) continue;
         lines[i].resolve(0, extras[i]);
-        lines[i].apply(0, extras[i], source_[first + i], grad_[kForward ? 0 : first + i]);
+        if constexpr (kWide) {
+          Term term;
+          lines[i].terms(0, extras[i], [&](int k) { return source_[first + i].widened(k); }, &term);
+          source_[first + i] = Held::filled(term);
+        } else {
+          lines[i].apply(0, extras[i], source_[first + i], grad_[kForward ? 0 : first + i]);
+        }
       }
     });
   }
@@ -430,7 +487,7 @@ class HeldColumns {
   }
   // And applies them, once all that was copied is there.
   __device__ __forceinline__ void apply_masks(const unsigned char* slots, int apart, const Fusing<Operation>& fusing) {
-    scale_ = scale_left(fusing);
+    scale_ = left_of(fusing);
     each([&](int first) {
 #pragma unroll
       for (int i = first; i < first + kTogether; ++i, slots += apart) {
@@ -446,15 +503,15 @@ class HeldColumns {
     });
   }
 
-  // What is left to do where Fusing::masks_evenly.
-  __device__ __forceinline__ void scale_evenly(Real factor, unsigned missing, Real scale) {
-    scale_ = scale;
+  // What is left to do where Fusing::masks_evenly, or only a scale is fused.
+  __device__ __forceinline__ void scale_evenly(const Fusing<Operation>& fusing, unsigned missing) {
+    scale_ = left_of(fusing);
     if constexpr (kForward && !kRaw)
       each([&](int first) {
 #pragma unroll
         for (int i = first; i < first + kTogether; ++i)  // a negative factor would make nothing() the largest
           if ((missing >> i & 1) == 0)
-            source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * factor; });
+            source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * fusing.scale; });
       });
   }
 
@@ -594,7 +651,26 @@ class HeldColumns {
   }
 
  private:
-  using Held = Vec<Source, kVector>;
+  using Loaded = Vec<Source, kVector>;
+  using Held = std::conditional_t<kWide, Vec<Real, kVector>, Loaded>;
+
+  // As it was loaded, until widen(), and back.
+  __device__ __forceinline__ static Held as_held(const Loaded& loaded) {
+    if constexpr (kWide)
+      return Held{loaded.words[0]};
+    else
+      return loaded;
+  }
+  __device__ __forceinline__ static Loaded as_loaded(const Held& held) {
+    if constexpr (kWide)
+      return Loaded{held.words[0]};
+    else
+      return held;
+  }
+  // What is left to multiply by.
+  __device__ __forceinline__ static Real left_of(const Fusing<Operation>& fusing) {
+    return kRaw ? scale_left(fusing) : 1;
+  }
 
   // A team whose maximum is known.
   struct Known {
@@ -659,11 +735,11 @@ class HeldColumns {
   }
 
   // Backward, a gradient of 0 adds nothing to a sum, and the output matters to none but fused operations.
-  __device__ __forceinline__ Held nothing() const {
+  __device__ __forceinline__ Loaded nothing() const {
     if constexpr (kForward)
-      return Held::filled(operation_.nothing());
+      return Loaded::filled(operation_.nothing());
     else if constexpr (Operation::kFused)
-      return Held::filled(operation_.empty());
+      return Loaded::filled(operation_.empty());
     else
       return {};
   }
@@ -732,9 +808,15 @@ struct Place {
     return steps(operand) * bytes;
   }
 
-  // Loads the items of this thread, but those that it returns, a bit each.
+  // Items, a bit each: those that are not loaded, and, where masks_words, those of which the k-th column is not
+  // to count.
+  struct LeftOut {
+    unsigned missing = 0, excluded[kVector]{};
+  };
+
+  // Loads the items of this thread, but those that it leaves out.
   template <typename Held>
-  __device__ __forceinline__ unsigned load(Held& held, int turn, int whole, int mine) const {
+  __device__ __forceinline__ LeftOut load(Held& held, int turn, int whole, int mine) const {
     const auto& fusing = arguments.fusing;
     int before = 0, beyond = 0;
     if constexpr (kFolds) {
@@ -746,31 +828,41 @@ struct Place {
     held.share(dynamic_shared_memory() + arguments.shared_at +
                    static_cast<int>(threadIdx.x * sizeof(Vec<typename Operation::Source, kVector>)),
                arguments.shared);
-    unsigned missing = 0;
+    LeftOut left_out;
     if constexpr (Operation::kFused) {
-      missing = held.missing();
-      const std::uint8_t* const mask =
-          fusing.mask + outer * arguments.outer_stride[kMask] + row * arguments.dim_stride[kMask];
+      left_out.missing = held.missing();
+      const std::uint8_t* const mask = fusing.mask + outer_offset(kMask) + row * arguments.dim_stride[kMask];
       if (fusing.masks_evenly)  // what they exclude is not loaded
-        missing = held.excluded_evenly(mask, steps(kMask), fusing.mask_flip == 0);
-      if (arguments.masks_columns)
-        held.copy_masks(mask + static_cast<std::int64_t>(inner) * kVector, steps(kMask), masks(turn), masks_apart());
+        left_out.missing = held.excluded_evenly(mask, steps(kMask), fusing.mask_flip == 0);
+      const std::int64_t first = static_cast<std::int64_t>(inner) * kVector;
+      if constexpr (kVectors<Operation, kVector>) {
+        if (arguments.masks_columns) held.copy_masks(mask + first, steps(kMask), masks(turn), masks_apart());
+      } else if (arguments.masks_words) {
+#pragma unroll
+        for (int k = 0; k < kVector; ++k)
+          left_out.excluded[k] =
+              held.excluded(mask + (first + k) * fusing.mask_step, steps(kMask), fusing.mask_flip == 0);
+      }
     }
     held.load(arguments.source + offset(kSource), step(kSource), arguments.grad + offset(kGrad), step(kGrad), whole,
-              missing, is_column(kVector - 1));
-    return missing;
+              left_out.missing, is_column(kVector - 1));
+    return left_out;
   }
   template <typename Held>
-  __device__ __forceinline__ void apply_fused(Held& held, int turn, unsigned missing) const {
+  __device__ __forceinline__ void apply_fused(Held& held, int turn, const LeftOut& left_out) const {
     if constexpr (Operation::kFused) {
       const auto& fusing = arguments.fusing;
-      if (fusing.masks_evenly) {
-        held.scale_evenly(fusing.scale, missing, scale_left(fusing));
-      } else if (arguments.masks_columns) {
-        await_copies();
-        held.apply_masks(masks(turn), masks_apart(), fusing);
-      } else
-        held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); }, scale_left(fusing));
+      held.widen();
+      if (fusing.masks_evenly || arguments.only_scales) return held.scale_evenly(fusing, left_out.missing);
+      if constexpr (kVectors<Operation, kVector>) {
+        if (arguments.masks_columns) {
+          await_copies();
+          return held.apply_masks(masks(turn), masks_apart(), fusing);
+        }
+      } else if (arguments.masks_words) {
+        return held.apply_words(left_out.excluded, fusing);
+      }
+      held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); }, fusing);
     }
   }
   template <typename Held>
@@ -827,11 +919,16 @@ struct Place {
     for (int i = 0; i < kPeriod; ++i) owned |= __funnelshift_r(phases, phases, at + i * (apart - 1)) & 1u << i;
     return owned * kEachPeriod;
   }
+  // Of a mask or a bias.
+  __device__ __forceinline__ std::int64_t outer_offset(int operand) const {
+    return outer * arguments.outer_stride[operand] +
+           arguments.outer_run.quotient(outer) * arguments.outer_jump[operand];
+  }
   // The columns at an element of dim, as neighbours along a line.
   __device__ __forceinline__ auto line(int item) const {
     const std::int64_t element = row + static_cast<std::int64_t>(item) * arguments.along.size;
     const auto offset = [&](int operand, int step) {
-      return outer * arguments.outer_stride[operand] + static_cast<std::int64_t>(inner) * kVector * step +
+      return outer_offset(operand) + static_cast<std::int64_t>(inner) * kVector * step +
              element * arguments.dim_stride[operand];
     };
     return FusedLine<Operation, int, kVector>(arguments.fusing, offset(kMask, arguments.fusing.mask_step),
@@ -878,14 +975,14 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     await_kernel_before();
     let_next_kernel_begin();
     HeldOf held[kTurns];
-    unsigned missing[kTurns];
+    typename PlaceOf::LeftOut left_out[kTurns];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn)
-      missing[turn] = place_of(turn, 0).load(held[turn], turn, arguments.items, arguments.items);
+      left_out[turn] = place_of(turn, 0).load(held[turn], turn, arguments.items, arguments.items);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const PlaceOf place = place_of(turn, 0);
-      place.apply_fused(held[turn], turn, missing[turn]);
+      place.apply_fused(held[turn], turn, left_out[turn]);
       const auto states = held[turn].reduce(1, 1);
       place.store(held[turn], HeldOf::finish(states, states, arguments.fusing), arguments.items);
     }
@@ -908,8 +1005,8 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     int mine = whole, rows = rows_of(arguments.whole);
     if constexpr (kForm == ColumnsForm::folded) rows = rows_of(place.dim), mine = arguments.along.quotient(rows);
     mine += thread.along < rows - mine * along;
-    const unsigned missing = place.load(held, 0, whole, mine);
-    place.apply_fused(held, 0, missing);
+    const auto left_out = place.load(held, 0, whole, mine);
+    place.apply_fused(held, 0, left_out);
     const auto states = held.reduce(1 << arguments.log2_lanes, arguments.run.size);
     const int team = thread.along >> arguments.log2_lanes;
     const bool speaks = !idle && thread.along == team << arguments.log2_lanes;
@@ -944,8 +1041,13 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.source = static_cast<const Source*>(pointers.source);
     arguments.grad = static_cast<const Source*>(pointers.grad);
     arguments.result = static_cast<typename Operation::Result*>(pointers.result);
+    const int outer_groups = problem.outer.rank;
+    const Group* const outer = problem.outer.groups.begin();
+    arguments.outer_run = work::Divider(outer_groups > 1 ? outer[1].size : 1);
     for (int operand = 0; operand < kOperandsOf<Operation>; ++operand) {
-      arguments.outer_stride[operand] = problem.outer.rank == 0 ? 0 : problem.outer.groups[0].stride[operand];
+      arguments.outer_stride[operand] = outer_groups == 0 ? 0 : outer[outer_groups - 1].stride[operand];
+      if (outer_groups > 1)
+        arguments.outer_jump[operand] = outer[0].stride[operand] - outer[1].size * outer[1].stride[operand];
       arguments.dim_stride[operand] =
           problem.dim.rank == 0 ? 0 : problem.dim.groups[0].stride[operand] * layout.fold.elements;
     }
@@ -968,6 +1070,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.strip_columns = static_cast<int>(problem.inner.size);
     arguments.masks = plan.shared_bytes - static_cast<int>(columns_mask_bytes(problem, plan));
     arguments.masks_columns = masks_columns(problem, plan.vector);
+    arguments.masks_words = problem.fused.only_mask() && problem.inner.groups[0].stride[kMask] != 0;
+    arguments.only_scales = !problem.fused.mask && !problem.fused.bias;
     arguments.shared = columns_shared_slots(problem, plan);
     arguments.shared_at = plan.shared_bytes - columns_shared_bytes(problem, plan);
     arguments.cluster = work::Divider(plan.cluster);
@@ -982,7 +1086,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
       constexpr int kKernels =
           tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source), sizeof(typename Operation::Result),
                                   Operation::kDirection, Operation::kFused);
-      visit_int<0, kKernels - 1>(layout.kernel, [&](auto kernel) {
+      constexpr int kFirst = tuning::first_columns_kernel(kVector * sizeof(Source), Operation::kFused);
+      visit_int<kFirst, kKernels - 1>(layout.kernel, [&](auto kernel) {
         launch_grid<hold_columns<Operation, kVector, kernel>>(arguments, plan, pointers, stream);
       });
     };

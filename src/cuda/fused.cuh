@@ -115,15 +115,17 @@ struct MaskBytes {
     constexpr int kTop = (N - 1) / 4;
 #pragma unroll
     for (unsigned& word : words) word = 0;
-#pragma unroll 1
-    for (int k = 0; k < N; ++k, at += step) {
-#pragma unroll
-      for (int i = 0; i < kTop; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8);
-      words[kTop] = words[kTop] >> 8 | (has(k) ? static_cast<unsigned>(*at) : 0) << 24;
-    }
     if constexpr (N < 4) {
-      words[0] >>= 32 - 8 * N;
-    } else if (shift != 0) {
+#pragma unroll
+      for (int k = 0; k < N; ++k, at += step) words[0] |= (has(k) ? static_cast<unsigned>(*at) : 0) << 8 * k;
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < N; ++k, at += step) {
+#pragma unroll
+        for (int i = 0; i < kTop; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8);
+        words[kTop] = words[kTop] >> 8 | (has(k) ? static_cast<unsigned>(*at) : 0) << 24;
+      }
+      if (shift == 0) return;
 #pragma unroll
       for (int i = N / 4; i >= 0; --i) words[i] = words[i] << shift | (i > 0 ? words[i - 1] >> (32 - shift) : 0);
     }

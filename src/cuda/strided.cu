@@ -4,7 +4,8 @@
 // has 64 for each 32-bit element, 32 for a 16-bit one, and half of that should do. So words are walked by pointers,
 // without a comparison each: for the maximum, for the sum, and for the results. Exponentials of 32 bits stay in the
 // tile in between; those of 16 bits, which would be rounded, are computed twice. What is fused is applied to the tile
-// before that; only a bias of 16-bit elements, which would be rounded, is left to the online softmax.
+// before that; only a bias of 16-bit elements, which would be rounded, is left to the online softmax (or to
+// columns.cu).
 //
 // A strip is the columns that are neighbours in memory. A tile has a part of one, or several; threads take kColumns
 // neighbouring columns each (a word of 16-bit ones) and every along'th element of dim, so that neighbours read
@@ -185,6 +186,18 @@ class Columns {
   __device__ __forceinline__ void apply(Index base, int item, Raw& raw) const {
     const auto fused = resolved(base, item, raw.extras);
     fused.apply(0, raw.extras, raw.source, raw.grad);
+  }
+
+  // Whether masks and biases of the thread's elements lie a fixed distance apart, and are all that excludes any.
+  __device__ __forceinline__ bool fuses_by_steps() const { return one_group() && !arguments_.fusing.causal; }
+  // Then: where those of the first from `base` on are, in elements, and how far the next ones.
+  template <int kOperand>
+  __device__ __forceinline__ std::int64_t beside(Index base) const {
+    return first_.at[kOperand] + offset_of(base, 0).at[kOperand];
+  }
+  template <int kOperand>
+  __device__ __forceinline__ std::int64_t step() const {
+    return step_.at[kOperand];
   }
 
   __device__ __forceinline__ bool includes(Index base, int item, int k) const {
@@ -804,6 +817,57 @@ __device__ __forceinline__ void apply_fused(const StridedArguments<Operation>& a
   }
 }
 
+// The same for `count` words, where columns.fuses_by_steps(): no element costs a comparison, and few an address.
+template <typename Operation, int kColumns, typename ColumnsOf, typename TileOf>
+__device__ __forceinline__ void apply_fused_by_steps(const Fusing<Operation>& fusing, const TileOf& tile,
+                                                     const ColumnsOf& columns, typename Operation::Source* source,
+                                                     typename Operation::Source* grad, int step, int count) {
+  using Source = typename Operation::Source;
+  using Real = typename Operation::Real;
+  using Word = Vec<Source, kColumns>;
+  constexpr bool kScales = !TileOf::kBackward && sizeof(Source) > 2;  // else scale_left() is, and there is no bias
+  if (!kScales && fusing.mask == nullptr) return;
+  const auto nothing = fusing.operation.nothing();
+  const std::uint8_t* mask = fusing.mask + columns.template beside<kMask>(tile.begin);
+  const Real* bias = reinterpret_cast<const Real*>(fusing.bias) + columns.template beside<kBias>(tile.begin);
+  const std::int64_t mask_step = columns.template step<kMask>(), bias_step = columns.template step<kBias>();
+  in_fours(0, count, 1, [&](int, auto some) {
+    bool excluded[some][kColumns]{};
+    if (fusing.mask != nullptr) {
+#pragma unroll
+      for (int i = 0; i < some; ++i, mask += mask_step)
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k) excluded[i][k] = fusing.excludes(mask[k * fusing.mask_step]);
+    }
+    Real biases[some][kColumns]{};
+    if (kScales && fusing.bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < some; ++i, bias += bias_step)
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k) biases[i][k] = bias[k * fusing.bias_step];
+    }
+#pragma unroll
+    for (int i = 0; i < some; ++i, source += step, grad += step) {
+      Word word = Word::load(source), of_grad;
+      if constexpr (TileOf::kBackward) of_grad = Word::load(grad);
+      if constexpr (kScales)
+        word = Word::narrowed([&](int k) { return word.widened(k) * fusing.scale + biases[i][k]; });
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) {
+        if (!excluded[i][k]) continue;
+        if constexpr (TileOf::kBackward) {
+          word.set(k, nothing.output);
+          of_grad.set(k, nothing.grad);
+        } else {
+          word.set(k, nothing);
+        }
+      }
+      word.store(source);
+      if constexpr (TileOf::kBackward) of_grad.store(grad);
+    }
+  });
+}
+
 // One turn of a tile's threads.
 template <typename Operation, int kColumns, typename TileOf, typename Exchange>
 __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arguments, const TileOf& tile,
@@ -814,16 +878,23 @@ __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arg
   const bool exists = tile.has(word);
   const int along = exchange.thread.along, threads = arguments.along.size, rows = tile.end - tile.begin;
   const int pitch = arguments.tile.pitch, count = threads == 1 ? rows : rows / threads;
+  const bool one_more = along < rows - count * threads;
   Source* const source = tile.template at<kSource>(word) + along * pitch;
   Source* const grad = WordsOf::kBackward ? tile.template at<kGrad>(word) + along * pitch : nullptr;
   const Operation operation = arguments.fusing.operation;
-  const WordsOf words(operation, source, grad, threads * pitch, count, along < rows - count * threads,
+  const WordsOf words(operation, source, grad, threads * pitch, count, one_more,
                       scale_left<Operation>(arguments.fusing));
 
   typename Operation::State state[kColumns], held[kColumns];
   if (exists) {
-    if constexpr (Operation::kFused)
-      apply_fused<Operation, kColumns>(arguments, tile, tile.columns(word, along), source, grad, threads * pitch);
+    if constexpr (Operation::kFused) {
+      const auto columns = tile.columns(word, along);
+      if (columns.fuses_by_steps())
+        apply_fused_by_steps<Operation, kColumns>(arguments.fusing, tile, columns, source, grad, threads * pitch,
+                                                  count + one_more);
+      else
+        apply_fused<Operation, kColumns>(arguments, tile, columns, source, grad, threads * pitch);
+    }
     words.reduce(state);
   }
 #pragma unroll

@@ -150,7 +150,7 @@ void walk_meeting_rows(const Problem& problem, const Plan& plan, Counts& counts)
 
 std::int64_t result_offset(const Problem& problem, std::int64_t outer, std::int64_t element) {
   const auto offset = [](const Axis& axis, std::int64_t i) {
-    return axis.rank == 0 ? 0 : i * axis.groups[0].stride[kResult];
+    return axis.rank == 0 ? 0 : i * axis.groups[axis.rank - 1].stride[kResult];
   };
   return offset(problem.outer, outer) + offset(problem.dim, element);
 }

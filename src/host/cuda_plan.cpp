@@ -168,6 +168,11 @@ std::int64_t rows_under_way(int lanes, const Device& device) {
   return std::int64_t{tuning::kWarpBlock / lanes} * tuning::kWarpBlocks * device.multiprocessors;
 }
 
+// How often rows fill the GPU then.
+double waves_of(const Rows& rows, int lanes, const Device& device) {
+  return static_cast<double>(rows.count) / static_cast<double>(rows_under_way(lanes, device));
+}
+
 // Smaller than a vector, and with kernels of their own: of two types, where they are many.
 bool are_tiny(const Rows& rows, const Problem& problem, const Device& device) {
   const int source = size_of(problem.source), result = size_of(problem.result);
@@ -189,8 +194,9 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
-  const double waves = static_cast<double>(rows.count) / static_cast<double>(rows_under_way(lanes, device));
-  if (waves <= tuning::staged_waves(size_of(problem.source), rows.dim, tiny, problem.fused.any) && rows.fits_warp)
+  if (waves_of(rows, lanes, device) <=
+          tuning::staged_waves(size_of(problem.source), rows.dim, tiny, problem.fused.any) &&
+      rows.fits_warp)
     return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
@@ -310,13 +316,16 @@ Offer offer_warp(const Problem& problem, const Rows& rows, const Device& device)
       plan.items = static_cast<int>(divide_up(rows.dim, layout.lanes));
     }
     plan.log2_dim = rows.log2_dim;
-    const std::int64_t useful = rows.count / rows_under_way(layout.lanes, device);
-    const auto turns = static_cast<int>(std::clamp<std::int64_t>(useful, 1, layout.rows));
+    const double waves = waves_of(rows, layout.lanes, device);
+    const auto turns = static_cast<int>(std::clamp<double>(waves, 1, layout.rows));
     plan.block = tuning::kWarpBlock;
     const std::int64_t warp_bytes = kWarp / layout.lanes * turns * rows.dim * size_of(problem.source);
-    if (useful > 1)
+    if (waves >= 2)
       plan.block = static_cast<int>(
           std::clamp<std::int64_t>(divide_up(tuning::kWarpBlockBytes, warp_bytes) * kWarp, kWarp, plan.block));
+    else if (rows.warp_vector > 1 && warp_bytes >= tuning::single_warp_bytes(waves) &&
+             tuning::suits_single_warps(problem.direction, problem.fused.any, rows.ragged(), waves))
+      plan.block = kWarp;
     plan.rows_per_block = plan.block / layout.lanes * turns;
     plan.why = rows.warp_vector > 1 ? "a row fits in the registers of a warp, or of a part of one"
                                     : "a row fits in the registers of a warp, or of a part of one, element by element";
@@ -376,20 +385,47 @@ Offer offer_block(const Problem& problem, const Rows& rows, const Device& device
   return {block_plan(rows, vectors, "a row fits in the registers of a block")};
 }
 
+bool takes_whole_vectors_of_warp(const Rows& rows) {
+  return !rows.ragged() && rows.warp_vector > 1 && rows.log2_dim <= tuning::kWarpMaxLog2Dim;
+}
+
 // Few rows, by more threads than hold them where there are many: as many as all find room for at once.
 std::optional<Plan> few_rows_plan(const Problem& problem, const Rows& rows, const Device& device) {
-  if (device.compute_capability < tuning::kAllKernelsFrom || !rows.alike || problem.fused.any ||
-      size_of(problem.source) == 8 || rows.dim < tuning::kFewRowsLeastDim || rows.dim > tuning::kFewRowsMostDim)
+  const int bytes = size_of(problem.source);
+  const bool fused = problem.fused.any;
+  if (device.compute_capability < tuning::kAllKernelsFrom || !rows.alike || bytes == 8 ||
+      rows.dim < tuning::kFewRowsLeastDim || rows.dim > tuning::kFewRowsMostDim ||
+      (fused && !tuning::few_rows_fuse(bytes, problem.direction, rows.ragged(), rows.dim)))
     return {};
-  const bool vectors_of_warp = !rows.ragged() && rows.log2_dim <= tuning::kWarpMaxLog2Dim;
-  const std::int64_t room =
-      std::int64_t{vectors_of_warp ? tuning::kFewRowsThreads / 2 : tuning::kFewRowsThreads} * device.multiprocessors;
-  const std::int64_t least = divide_up(rows.vectors, tuning::kFewRowsBlock);
-  const std::int64_t most = std::min<std::int64_t>(divide_up(2 * rows.vectors, tuning::kFewRowsBlock), rows.held);
-  for (std::int64_t vectors = least; vectors <= most; ++vectors)
-    if (rows.count * threads_for(rows, vectors) <= room)
+  const bool warp_takes = takes_whole_vectors_of_warp(rows);
+  const bool finer = tuning::few_rows_finer(problem.direction, fused, warp_takes, rows.ragged(), rows.vectors);
+  const std::int64_t rows_each = divide_up(rows.count, device.multiprocessors);
+  const std::int64_t usual = divide_up(2 * rows.vectors, tuning::kFewRowsBlock);
+  const std::int64_t most =
+      std::min<std::int64_t>(finer ? std::max<std::int64_t>(usual, tuning::kFewRowsFinerVectors) : usual, rows.held);
+  for (std::int64_t vectors = divide_up(rows.vectors, tuning::kFewRowsBlock); vectors <= most; ++vectors)
+    if (rows_each * threads_for(rows, vectors) <= tuning::few_rows_threads(warp_takes, finer && vectors > 1))
       return block_plan(rows, vectors, "few rows, which the registers of a block hold");
   return {};
+}
+
+// Rows that a warp would hold, but blocks of a few vectors a thread do better: gradients of wide rows where not all are
+// under way at once, and 16-bit rows that begin anywhere where nearly all are.
+std::optional<Plan> rather_block_plan(const Problem& problem, const Rows& rows, const Device& device) {
+  if (device.compute_capability < tuning::kAllKernelsFrom || !rows.alike) return {};
+  const std::int64_t rows_each = divide_up(rows.count, device.multiprocessors);
+  int vectors = 0;
+  if (takes_whole_vectors_of_warp(rows)) {
+    const std::int64_t threads = threads_for(rows, tuning::kGradientVectors);
+    if (problem.direction == Direction::backward && rows_each * threads > tuning::kMaxBlock &&
+        tuning::gradients_fill(rows.vectors, threads))
+      vectors = tuning::kGradientVectors;
+  } else if (rows.ragged() && rows.fits_warp &&
+             tuning::rather_ragged_blocks(size_of(problem.source), problem.fused.any, rows.vectors, rows_each)) {
+    vectors = tuning::kRaggedVectors;
+  }
+  if (vectors == 0) return {};
+  return block_plan(rows, vectors, "rows that a warp could hold: the registers of a block do, as more of them overlap");
 }
 
 // Where rows are few: whether clusters would take longer for them than all multiprocessors together, which wait for a
@@ -666,6 +702,18 @@ bool columns_are_vectors(const Problem& problem, int vector) {
   return true;
 }
 
+// Whether outer is one group to all operands but masks and biases, to which it may be two.
+bool outer_is_one_group(const Problem& problem) {
+  const Axis& outer = problem.outer;
+  if (outer.rank <= 1) return true;
+  if (outer.rank > 2) return false;
+  for (int operand = 0; operand < kWhole; ++operand)
+    if (problem.has(operand) &&
+        outer.groups[0].stride[operand] != outer.groups[1].size * outer.groups[1].stride[operand])
+      return false;
+  return true;
+}
+
 // The columns that are neighbours in memory.
 std::int64_t strip_of(const Problem& problem) {
   return problem.inner.rank == 0 ? 1 : problem.inner.groups[problem.inner.rank - 1].size;
@@ -726,7 +774,8 @@ bool results_go_back(const Problem& problem) {
   return true;
 }
 
-// Whether what is fused can be applied to what is held, in its place: 16 bits have no room for more than a mask.
+// Whether what is fused can be applied to what is held, in its place: 16 bits have no room for more than a mask, but
+// where they are single columns, each of which has a register.
 bool fuses_in_place(const Problem& problem) {
   const Fused& fused = problem.fused;
   return problem.direction == Direction::backward || size_of(problem.source) > 2 ||
@@ -840,7 +889,8 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
   const bool few = tuning::are_words(bytes) && columns < tuning::kColumnWordsMany;
   const bool turns = alone && columns >= tuning::kColumnTurnsMany;
-  for (int kernel = folded ? tuning::kFoldedKernel : 0; kernel < kernels; ++kernel) {
+  const int first = folded ? tuning::kFoldedKernel : tuning::first_columns_kernel(bytes, problem.fused.any);
+  for (int kernel = first; kernel < kernels; ++kernel) {
     if (kernel == tuning::kSmallerKernel && many_threads &&
         tuning::kColumnsKernels[tuning::kManyThreadsKernel].vectors >= vectors)
       return tuning::kManyThreadsKernel;
@@ -982,7 +1032,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   };
   hold(largest_kernel);
   if (singles && dim > tuning::kColumnSinglesKernels[tuning::kSharedSinglesKernel - 1].vectors / operands &&
-      !tuning::rather_single_columns(problem.direction, strip, dim) &&
+      !problem.fused.any && !tuning::rather_single_columns(problem.direction, strip, dim) &&
       problem.outer.size * strip * dim >
           device.multiprocessors * tuning::column_singles_most(size_of(problem.result), problem.direction))
     return {};
@@ -1282,9 +1332,11 @@ std::optional<Plan> staggered_plan(const Problem& problem, const Device& device)
 
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
-  if (problem.fused.causal || problem.outer.rank > 1 || problem.inner.rank != 1) return {};
+  if (problem.fused.causal || !outer_is_one_group(problem) || problem.inner.rank != 1) return {};
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
+  const auto singles_of_16_bits = [&] { return bytes == 2 && columns_are_vectors(problem, 1) ? of(1) : std::nullopt; };
+  if (!fuses_in_place(problem)) return singles_of_16_bits();
   if (const auto few = few_columns_plan(problem, device)) return few;
   const bool are_vectors = columns_are_vectors(problem, vector);
   const auto in_registers = [&](const Problem& apart) {
@@ -1320,7 +1372,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     const auto folds = folded();
     return folds && (!words || folds_cheaper(problem, device, *folds, *words)) ? folds : words;
   }
-  if (problem.fused.any) return {};
+  if (problem.fused.any) return singles_of_16_bits();
   const bool shifts = words_may_shift(problem);
   if (bytes == 2 && (!shifts || suits_singles(problem)) && columns_are_vectors(problem, 1))
     if (const auto singles = of(1)) return singles;
@@ -1625,6 +1677,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   if (device.compute_capability < tuning::kAllKernelsFrom) {
     plan.why = "compute capability below 8.0: online softmax over columns, then a second pass";
   } else if (!fuses_in_place(problem)) {
+    if (const auto held = columns_plan(problem, device, architecture)) return *held;
     plan.why = "16 bits would round what is added: online softmax over columns, then a second pass";
   } else {
     if (const auto staggered = staggered_plan(problem, device)) return *staggered;
@@ -1779,7 +1832,8 @@ bool masks_vectors(const Problem& problem) {
 }
 
 bool masks_columns(const Problem& problem, int vector) {
-  if (!problem.fused.only_mask() || problem.inner.rank == 0) return false;
+  if (!problem.fused.only_mask() || problem.inner.rank == 0 || !tuning::are_vectors(vector * size_of(problem.source)))
+    return false;
   const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
   if (fastest.stride[kMask] != 1 || problem.misalignment[kMask] % vector != 0) return false;
   const auto divides = [&](const Axis& axis) {
@@ -1908,6 +1962,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
 
   const Rows rows = rows_of(problem, device);
   if (const auto few = few_rows_plan(problem, rows, device)) return *few;
+  if (const auto block = rather_block_plan(problem, rows, device)) return *block;
   if (const auto singles = single_elements_plan(problem, rows, device)) return *singles;
   if (const Offer warp = offer_warp(problem, rows, device);
       warp.plan && (warp.plan->log2_dim <= tuning::kWarpMaxLog2Dim || suits_warp(rows, device)))

@@ -73,12 +73,27 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
 }
 
 // Few rows, of which all are under way at once, are latency: what a thread has of one, one vector after the other. So
-// they go to blocks of up to so many threads, as long as those of a multiprocessor are no more than so many, or half of
-// that, where a warp has whole vectors; not such that a warp has little of, nor such that clusters share (an H200 takes
-// for 1 x 733 of float32 1.7 us, staged 2.2; 66 x 900 1.7, a warp each 2.3; 200 x 1990 of 16 bits 1.9, element by
-// element 2.6; 66 x 1990 of float32 1.9, by fewer threads 2.5; but 500 x 600 of 16 bits 1.8, by warps 1.6; 1 x 4500 of
-// float32 2.3, by a cluster 2.2).
-inline constexpr int kFewRowsLeastDim = 385, kFewRowsMostDim = 4096, kFewRowsBlock = 256, kFewRowsThreads = 512;
+// they go to blocks of up to so many threads. Of those of which something is fused, not gradients, unmeasured, nor
+// those of float32 that begin anywhere, unless too wide for a warp (330 x 923 with a mask: 3.5 us, so 4.3).
+inline constexpr int kFewRowsLeastDim = 385, kFewRowsMostDim = 4096, kFewRowsBlock = 256;
+constexpr bool few_rows_fuse(int source_bytes, Direction direction, bool ragged, std::int64_t dim) {
+  return direction == Direction::forward && (source_bytes == 2 || !ragged || dim > kMaxBlock);
+}
+// As long as those of a multiprocessor are no more than half of what 64 registers a thread allow, or a quarter, where a
+// warp has whole vectors; not such that a warp has little of, nor such that clusters share (an H200 takes for 1 x 733
+// of float32 1.7 us, staged 2.2; 66 x 900 1.7, a warp each 2.3; 200 x 1990 of 16 bits 1.9, element by element 2.6; 66 x
+// 1990 of float32 1.9, by fewer threads 2.5; but 500 x 600 of 16 bits 1.8, by warps 1.6; 1 x 4500 of float32 2.3, by a
+// cluster 2.2). All of it, where threads still have several vectors each, of rows that are wide, and of their gradients
+// where they begin anywhere (1108 x 1048 of float32 5.5 us, so 4.6; 1101 x 1403 of bfloat16 5.2, 4.3; gradients of 802
+// x 1169 4.6, 3.7; but of 1056 x 1024 of float32 4.8, 4.9).
+inline constexpr int kFewRowsFinerVectors = 4;  // a thread, that this may come to, however wide rows are
+constexpr bool few_rows_finer(Direction direction, bool fused, bool warp_takes, bool ragged, std::int64_t vectors) {
+  if (fused && warp_takes) return false;
+  return (direction == Direction::forward || ragged) && vectors > (warp_takes ? 5 : 4) * 32;
+}
+constexpr int few_rows_threads(bool warp_takes, bool finer) {
+  return finer ? kMaxBlock : kMaxBlock / (warp_takes ? 4 : 2);
+}
 
 // A block that holds a row has all of it under way. What the blocks of a multiprocessor have together, 64 registers a
 // thread, should be enough for memory to be busy, and little more: it then lies close together. 512 MiB of float32 take
@@ -141,14 +156,38 @@ constexpr int most_raw_vectors(Direction direction) { return direction == Direct
 // Threads of a block at most: the fewest warps, where rows are many, that read so many bytes of a source. An H200
 // copies 512 MiB in 253 us by blocks of 4 KiB, in 260 by such of 8, in 265 by such of 16, and begins 0.82 blocks
 // a nanosecond, so that those of 2 KiB take 318: where it begins them about as fast as memory takes them, what is under
-// way lies close together. The largest, where all are under way at once, or nearly so: what takes time is to begin them
-// (5913 x 400 of float32: 5.7 us, by two warps 6.5).
+// way lies close together.
 inline constexpr int kWarpBlock = 128;
-inline constexpr int kWarpBlockBytes = 3 * 1024;
+inline constexpr int kWarpBlockBytes = 2560;
+// The largest, where all are under way at once, or nearly so: what takes time is to begin them (6500 x 384 of float32:
+// 7.1 us, by two warps 7.3). But forward, where more than half of what finds room is under way, and one warp reads
+// enough, it is a block: of those that begin late some read while the first ones write (4096 x 1024 of float32: 11.6
+// us, so 9.7; 4224 x 512 6.6, 6.1; 8192 x 512 9.9, 10.7).
+constexpr int single_warp_bytes(double waves) { return waves <= 1 ? 2048 : kWarpBlockBytes; }
+constexpr bool suits_single_warps(Direction direction, bool fused, bool ragged, double waves) {
+  return direction == Direction::forward && !fused && !ragged && waves > 0.5;
+}
 inline constexpr int kWarpVectors = 4;  // 64 bytes in flight a thread: enough at half occupancy
 // Blocks a multiprocessor, which 64 registers a thread allow, before lanes work on more than a row, and rows are
 // staged: while all are under way at once, either would only take longer.
 inline constexpr int kWarpBlocks = 8;
+
+// Backward, a lane has twice as much of a row. So wide ones go to blocks, whose threads have so many vectors of either
+// operand, where these are not all under way at once, and few threads would have less (an H200 takes for 1980 x 1024 of
+// float32 8.8 us, so 7.5, for 3400 x 512 7.6, 6.7; but for 8889 x 568 with a mask 14.6, 16.4).
+inline constexpr int kGradientVectors = 2, kGradientRowVectors = 128;  // the latter at least
+constexpr bool gradients_fill(std::int64_t vectors, std::int64_t threads) {
+  return vectors >= kGradientRowVectors && 4 * kGradientVectors * threads <= 5 * vectors;
+}
+
+// Rows of 16 bits that begin anywhere, and of which lanes would have more than four vectors: threads of a block have
+// four, up to so many rows a multiprocessor, as an H200 has it (3377 x 1979 of bfloat16 10.9 us, so 9.4; 2786 x 1825,
+// backward, 11.0, 9.9; but 4194 x 1147 8.5, 9.2).
+inline constexpr int kRaggedVectors = 4;
+constexpr bool rather_ragged_blocks(int source_bytes, bool fused, std::int64_t vectors, std::int64_t rows_each) {
+  constexpr int kMostRows = 28;
+  return source_bytes == 2 && !fused && vectors > kRaggedVectors * kWarp && rows_each <= kMostRows;
+}
 
 // Rows of float64, of which a vector has two, are as good as aligned; and fused ones of two types are too rare.
 constexpr bool has_staged_rows(int source_bytes, int result_bytes, bool fused) {
@@ -666,7 +705,7 @@ constexpr ColumnsForm columns_form(int vector_bytes, int kernel) {
 constexpr int columns_word(int source_bytes) {
   return source_bytes < kColumnsWordBytes ? kColumnsWordBytes / source_bytes : 1;
 }
-// How many kernels there are for vectors of so many bytes. The exponential of float64 needs many registers of its own:
+// The last kernel for vectors of so many bytes, and one. The exponential of float64 needs many registers of its own:
 // tiles, in shared memory, leave it them.
 constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_bytes, Direction direction, bool fused) {
   if (source_bytes == 8) return 0;
@@ -675,10 +714,14 @@ constexpr int columns_kernels(int vector_bytes, int source_bytes, int result_byt
     return fused ? kFoldedKernel : has_many_threads ? kManyThreadsKernel + 1 : kManyThreadsKernel;
   }
   const bool short_results = source_bytes == 2 && result_bytes == 2;
-  if (fused) return 0;
   if (are_singles(vector_bytes)) return kColumnSinglesKernels.size();
-  if (are_halves(vector_bytes)) return short_results ? kColumnHalvesKernels.size() : 0;
-  return short_results ? kColumnWordsKernels.size() : kShiftedWordsKernel;
+  if (are_halves(vector_bytes)) return short_results && !fused ? kColumnHalvesKernels.size() : 0;
+  return short_results && !fused ? kColumnWordsKernels.size() : kShiftedWordsKernel;
+}
+// The first of them: what is fused with words or single columns has but one.
+constexpr int first_columns_kernel(int vector_bytes, bool fused) {
+  if (!fused || are_vectors(vector_bytes)) return 0;
+  return are_singles(vector_bytes) ? kSharedSinglesKernel : kWordsKernel;
 }
 constexpr const ColumnsKernel& columns_kernel(int vector_bytes, int kernel) {
   if (are_singles(vector_bytes)) return kColumnSinglesKernels[kernel];

@@ -358,10 +358,18 @@ int main() {
                                           {{2, 3, 2048}, {}, {2}}, {{30, 2, 257}, {}, {2}}, {{2, 2, 9000}, {}, {2}}};
   CHECK(testing::run(masked, {device}, 25, launch)["total"] > 100);
   CHECK(testing::run({{{24, 8192}, {}, {1}}}, {device}, 5, launch)["total"] > 3);
+  // and columns, of which some of outer have the same masks: as vectors, words and single ones, of one thread each, of
+  // several, and of clusters
+  const std::vector<testing::Case> held{{{3, 2, 19, 72}, {}, {2}},  {{2, 3, 19, 70}, {}, {2}},
+                                        {{2, 3, 40, 45}, {}, {2}},  {{3, 2, 300, 34}, {}, {2}},
+                                        {{2, 2, 700, 33}, {}, {2}}, {{2, 2, 600, 24}, {}, {2}}};
+  runs = testing::run(held, {device}, 25, launch, holds_columns);
+  CHECK(runs["strided, fused"] > 20);
+  CHECK(runs["strided, clusters, fused"] > 10);
   // so many rows that those who have masks in registers have several, with other masks or the same
   const std::vector<testing::Case> turns{
       {{600, 257}, {}, {1}}, {{5, 120, 257}, {}, {2}}, {{2100, 33}, {}, {1}}, {{3, 170, 198}, {}, {2}}};
   CHECK(testing::run(turns, {small}, 5, launch)["warp, fused"] > 10);
-  CHECK_EQUAL(cuda::kernels_compiled(), 1058);  // more of them take longer to compile: is it worth it?
+  CHECK_EQUAL(cuda::kernels_compiled(), 1074);  // more of them take longer to compile: is it worth it?
   return summary();
 }

@@ -82,9 +82,14 @@ _MASKED: list[tuple[tuple[int, ...], int, str, tuple[int, ...]]] = [
     ((1, 16, 4096, 4096), -1, "where", (4096, 4096)),
     ((128, 6, 257, 257), -1, "mask", (128, 1, 1, 257)),
     ((2048, 50304), -1, "where", (2048, 50304)),
-    ((8, 19, 1024, 1024), 1, "mask", (8, 19, 1, 1)),
     ((16, 12, 512, 512), -1, "bias", (12, 512, 512)),
     ((2, 8, 8192, 8192), -1, "causal", ()),
+    ((8, 19, 1024, 1024), 1, "mask", (8, 19, 1, 1)),
+    ((16, 12, 512, 512), -2, "mask", (16, 1, 512, 1)),
+    ((16, 12, 512, 511), -2, "mask", (16, 1, 512, 511)),
+    ((64, 21, 129, 129), 1, "mask", (21, 1, 1)),
+    ((16, 150, 128, 128), 1, "where", (16, 150, 128, 128)),
+    ((64, 12, 197, 197), -2, "bias", (12, 197, 197)),
 ]
 
 SWEEP = "neighbouring dims"  # the group of that suite
@@ -147,7 +152,10 @@ def suite(
         return [*(Case("dim not last", shape, dim) for shape, dim in _STRIDED), channels_last]
     if name == "random":
         return list(dict.fromkeys(islice(_random(random.Random(str(seed)), min(elements, _RANDOM_MOST)), _RANDOM)))
-    return [Case("masked", shape, dim, fused=fused, beside=beside) for shape, dim, fused, beside in _MASKED]
+    return [
+        Case("masked" if dim == -1 else "masked, dim not last", shape, dim, fused=fused, beside=beside)
+        for shape, dim, fused, beside in _MASKED
+    ]
 
 
 def _beside_switches(regime: Callable[[int], str], dtype: torch.dtype) -> Iterator[int]:
