@@ -158,12 +158,12 @@ constexpr int most_raw_vectors(Direction direction) { return direction == Direct
 // a nanosecond, so that those of 2 KiB take 318: where it begins them about as fast as memory takes them, what is under
 // way lies close together.
 inline constexpr int kWarpBlock = 128;
-inline constexpr int kWarpBlockBytes = 2560;
+inline constexpr int kWarpBlockBytes = 3 * 1024;
 // The largest, where all are under way at once, or nearly so: what takes time is to begin them (6500 x 384 of float32:
 // 7.1 us, by two warps 7.3). But forward, where more than half of what finds room is under way, and one warp reads
 // enough, it is a block: of those that begin late some read while the first ones write (4096 x 1024 of float32: 11.6
 // us, so 9.7; 4224 x 512 6.6, 6.1; 8192 x 512 9.9, 10.7).
-constexpr int single_warp_bytes(double waves) { return waves <= 1 ? 2048 : kWarpBlockBytes; }
+constexpr int single_warp_bytes(double waves) { return waves <= 1 ? 2048 : 2560; }
 constexpr bool suits_single_warps(Direction direction, bool fused, bool ragged, double waves) {
   return direction == Direction::forward && !fused && !ragged && waves > 0.5;
 }
