@@ -20,7 +20,7 @@ def case_of(name):
     return replace(case, shape=(2, 3, 24, 40), beside=beside if case.beside else ())
 
 
-def exact(x, *, mask=None, where=None, bias=None, causal=False):
+def exact(x, *, mask=None, where=None, bias=None, scale=1.0, causal=False):
     included = torch.ones_like(x, dtype=torch.bool)
     if mask is not None:
         included = included & ~mask
@@ -28,16 +28,20 @@ def exact(x, *, mask=None, where=None, bias=None, causal=False):
         included = included & where
     if causal:
         included = included & oracle.causal(*x.shape[-2:], causal)
-    return oracle.masked_forward(x, -1, included, bias, log=False)
+    return oracle.masked_forward(x, -1, included, bias, scale, log=False)
 
 
 @pytest.mark.parametrize("provider", ["torch", "ndsoftmax"])
-@pytest.mark.parametrize("name", ["mask", "where", "bias", "causal"])
+@pytest.mark.parametrize("name", ["mask", "where", "bias", "scale", "causal"])
 def test_providers_agree_with_float64(name, provider):
-    case, x = case_of(name), torch.randn(2, 3, 24, 40)
+    case, x, grad = case_of(name), torch.randn(2, 3, 24, 40), torch.randn(2, 3, 24, 40)
     arguments = fused(case, x.dtype, x.device)
-    forward, _ = PROVIDERS[provider]()
-    torch.testing.assert_close(forward(x, case.dim, **arguments).double(), exact(x, **arguments), rtol=1e-5, atol=1e-7)
+    forward, backward = PROVIDERS[provider]()
+    y = exact(x, **arguments)
+    torch.testing.assert_close(forward(x, case.dim, **arguments).double(), y, rtol=1e-5, atol=1e-7)
+    got = backward(grad, y.float(), case.dim, **arguments).double()
+    expected = oracle.backward(grad, y, case.dim, log=False) * arguments.get("scale", 1.0)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_suite_runs():

@@ -310,6 +310,73 @@ def test_scales_that_vanish_leave_what_is_excluded_out(device: str, dim: int, dt
     )
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # what float16 has, float32 has times 3
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((9, 7), 1), ((300, 33), 1), ((9, 1024), 1), ((4, 5001), 1), ((2, 50257), 1), ((3, 40, 64), 1)]
+)
+def test_what_a_scale_takes_past_the_largest_number_is_infinite(
+    device: str, shape: tuple[int, ...], dim: int, masked: bool, dtype: torch.dtype, log: bool
+) -> None:
+    x = numbers(torch.Size(shape).numel(), 0, dtype, device).view(shape)
+    x.select(0, 1).select(0, 3).fill_(torch.finfo(dtype).max)
+    mask = torch.zeros(shape, dtype=torch.bool, device=device)
+    mask.select(dim, 5).fill_(masked)
+    z = (x.float() * 3).masked_fill(mask, -torch.inf)
+    expected = (torch.log_softmax if log else torch.softmax)(z, dim).masked_fill(mask, -torch.inf if log else 0)
+    assert expected.isnan().any()
+    got = SOFTMAX[log](x, dim, scale=3.0, **({"mask": mask} if masked else {}))
+    torch.testing.assert_close(got, expected.to(dtype), equal_nan=True)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((9, 7), 1), ((900, 33), 1), ((9, 1024), 1), ((4, 5001), 1), ((3, 50256), 1), ((3, 40, 64), 1), ((3, 40, 31), 1)],
+)
+def test_what_the_largest_is_rounded_by_when_it_is_scaled_does_not_show(
+    device: str, shape: tuple[int, ...], dim: int, masked: bool, dtype: torch.dtype, log: bool
+) -> None:
+    x = numbers(torch.Size(shape).numel(), 0, dtype, device).view(shape)
+    x[0] = torch.finfo(dtype).min  # as who masks by a bias has it
+    x[1] *= 1e10
+    x[2] = 1e30
+    mask = torch.zeros(shape, dtype=torch.bool, device=device)
+    mask.select(dim, 5).fill_(masked)
+    wide = x if dtype == torch.float64 else x.float()
+    z = (wide * 0.7).masked_fill(mask, -torch.inf)  # rounded, as torch has it
+    expected = (torch.log_softmax if log else torch.softmax)(z, dim)
+    got = SOFTMAX[log](x, dim, scale=0.7, **({"mask": mask} if masked else {}))
+    rtol, atol = (8e-3, 1e-2) if dtype == torch.bfloat16 else (2e-6, 1e-6)
+    torch.testing.assert_close(got.to(wide.dtype), expected, rtol=rtol, atol=atol if log else 0)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(("shape", "dim"), [((40, 26), 1), ((3, 2000), 1), ((2, 30, 17), 1)])
+def test_rows_of_nothing_but_infinities_have_no_gradient_where_a_scale_is_all_else(
+    device: str, shape: tuple[int, ...], dim: int, log: bool
+) -> None:
+    x = numbers(torch.Size(shape).numel(), 0, device=device).view(shape)
+    x[1] = -torch.inf
+    x.requires_grad_()
+    grad = numbers(x.numel(), 1, device=device).view(shape)
+    (zero,) = torch.autograd.grad(SOFTMAX[log](x, dim, scale=0.5, fully_masked="zero"), x, grad)
+    (nan,) = torch.autograd.grad(SOFTMAX[log](x, dim, scale=0.5), x, grad)
+    assert (zero[1] == 0).all()
+    assert nan[1].isnan().all()
+    z = (x.detach() * 0.5).requires_grad_()
+    (expected,) = torch.autograd.grad((torch.log_softmax if log else torch.softmax)(z, dim), z, grad)
+    for got in (zero, nan):
+        torch.testing.assert_close(got[0], expected[0] * 0.5)
+    operator = ndsoftmax.ops.log_softmax_backward if log else ndsoftmax.ops.softmax_backward
+    y = SOFTMAX[log](x.detach(), dim, scale=0.5, fully_masked="zero")
+    assert (operator(grad, y, dim, scale=0.5, fully_masked="zero")[1] == 0).all()
+    assert torch.equal(operator(grad, y, dim, scale=0.5), operator(grad, y, dim) * 0.5)
+
+
 # ---- as a citizen of torch
 
 

@@ -900,6 +900,39 @@ def test_a_warp_is_a_block_where_others_read_while_it_writes(rows: int, dim: int
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((60000, 26), 1), ((1024, 50257), 1), ((1, 1 << 20), 1), ((16384, 2048), 0), ((64, 100000, 2), 1)],
+)
+def test_a_scale_alone_changes_no_plan_of_rows_or_gradients(
+    shape: tuple[int, ...], dim: int, dtype: torch.dtype
+) -> None:
+    def planned(**options: Any) -> dict[str, Any]:
+        chosen = ndsoftmax.explain(shape, dim, dtype=dtype, device="H200", **options).to_dict()
+        return {name: value for name, value in chosen.items() if name != "problem"}
+
+    for scale in (0.5, -0.5):
+        assert planned(scale=scale, backward=True) == planned(backward=True)
+    if dim == len(shape) - 1:
+        assert planned(scale=0.5) == planned()
+
+
+@pytest.mark.parametrize(("dtype", "most_backward"), [(torch.float32, 127), (torch.bfloat16, 95)])
+def test_narrow_rows_of_which_something_is_fused_are_staged(dtype: torch.dtype, most_backward: int) -> None:
+    def is_staged(dim: int, **options: Any) -> bool:
+        return ndsoftmax.explain((4096, 8, 30, dim), dtype=dtype, device="H200", **options).staged
+
+    for dim in range(5, 300, 2):
+        assert is_staged(dim, bias=(1, 8, 30, dim)) == (dim <= 127)
+        assert is_staged(dim, causal=True) == (dim <= 127)
+        assert is_staged(dim, causal=True, backward=True) == (dim <= most_backward)
+        assert is_staged(dim, mask=(4096, 1, 1, dim))
+    for dim in (40, 48, 56, 64, 80, 96):  # of vectors
+        assert is_staged(dim, bias=(1, 8, 30, dim), mask=(4096, 1, 1, dim)) == (dim < 64)
+        assert not is_staged(dim, bias=(1, 8, 30, dim))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("inner", [512, 508, 510, 511])
 @pytest.mark.parametrize("backward", [False, True])
 def test_columns_are_held_where_masks_are_the_same_for_some_of_outer(

@@ -46,6 +46,8 @@ struct Plan {
                           // strided: vectors of columns begin elsewhere in each row
   bool together = false;  // rows follow each other that share a mask or a bias, so that caches have it: see
                           // rows_in_order()
+  bool scales = false;    // the scale, which is all that is fused, is a factor that kernels have beside what they do
+                          // where nothing is: see without_scale()
   bool meets = false;     // split; strided, read twice: all blocks run at once, meet between the passes, and keep
                           // meanwhile what registers and shared_bytes have room for
   int log2_dim = 0;       // warp, not staged: of the row, rounded up to a power of two, but at most 11

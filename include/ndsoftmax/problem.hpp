@@ -70,6 +70,7 @@ struct Fused {
   // of what excludes or adds; the scale may be any
   bool only_mask() const { return mask && !bias && !causal; }
   bool only_bias() const { return bias && !mask && !causal; }
+  bool only_scale() const { return any && !mask && !bias && !causal && !dead_rows_are_zero; }
 
   friend bool operator==(const Fused&, const Fused&) = default;
 };

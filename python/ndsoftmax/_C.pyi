@@ -82,6 +82,7 @@ def masked_backward(
     where: bool,
     scale: float,
     causal: str,
+    zero: bool,
     threads: int,
 ) -> None: ...
 def are_plain(a: Tensor, b: Tensor, recorded: bool = False) -> bool: ...

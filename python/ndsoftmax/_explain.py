@@ -248,7 +248,7 @@ def explain(
         bias_dtype=str(source if bias is None else bias.dtype).removeprefix("torch."),
         scale=as_scale(scale),
         causal=as_causal(causal),
-        zero=zero or (backward and (masked or scale != 1)),  # backward tells dead rows by their output
+        zero=zero,
     )
     sources = source.itemsize * (2 if backward else 1)
     moved = math.ceil(described.numel() * sources * _reached(described.shape, as_causal(causal)))

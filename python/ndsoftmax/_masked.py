@@ -50,7 +50,7 @@ for _name in ("masked_softmax", "masked_log_softmax"):
     )
     library.define(
         f"{_name}_backward(Tensor grad_output, Tensor output, Tensor? mask, int[] dim, ScalarType? input_dtype=None, "
-        'bool where=False, Scalar scale=1.0, str causal="") -> Tensor',
+        'bool where=False, Scalar scale=1.0, str causal="", bool zero=True) -> Tensor',
         tags=torch.Tag.pt2_compliant_tag,
     )
 
@@ -192,10 +192,11 @@ def kernel_backward(
     where: bool = False,
     scale: float = 1.0,
     causal: str = "",
+    zero: bool = True,
 ) -> Tensor:
     _checked(output, mask, None, dim, causal)
     grad_input = empty_grad_input(grad_output, output, input_dtype)
-    options, threads = (where, scale, causal), torch.get_num_threads()
+    options, threads = (where, scale, causal, zero), torch.get_num_threads()
     if output.dim() <= _C.MAX_GROUPS:
         _C.masked_backward(grad_output, output, grad_input, mask, dim, log, *options, threads)
         return grad_input
@@ -257,17 +258,17 @@ class MaskedNormalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         output, mask = ctx.saved_tensors
-        where, scale, causal, _ = ctx.options
+        where, scale, causal, zero = ctx.options
         backward = partial(backward_of(ctx.log, grad, output, mask), grad, output, mask, ctx.dims)
         grad_input = grad_bias = None
         if ctx.needs_input_grad[2]:  # the bias is added to input · scale: its gradient is that of their sum
             shape, dtype = ctx.bias
-            grad_sum = backward(None, where, 1.0, causal)
+            grad_sum = backward(None, where, 1.0, causal, zero)
             grad_bias = _summed(grad_sum, shape, torch.promote_types(grad_sum.dtype, dtype)).to(dtype)
             if scale == 1:
                 grad_input = grad_sum.to(ctx.input_dtype)
         if grad_input is None and ctx.needs_input_grad[0]:  # (what is yet to be scaled, 16 bits may not hold)
-            grad_input = backward(ctx.input_dtype, where, scale, causal)
+            grad_input = backward(ctx.input_dtype, where, scale, causal, zero)
         return grad_input, None, grad_bias, None
 
     @staticmethod
@@ -283,8 +284,8 @@ class MaskedNormalize(torch.autograd.Function):
         moved = torch.where(living, moved, 0)
         if ctx.log:
             return torch.where(living, moved - summed(torch.where(living, output.exp(), 0) * moved, ctx.dims), 0)
-        where, _, causal, _ = ctx.options
-        return BACKWARD[False](moved, output, mask, ctx.dims, None, where, 1.0, causal)  # symmetric, as in softmax
+        options = ctx.options._replace(scale=1.0)
+        return BACKWARD[False](moved, output, mask, ctx.dims, None, *options)  # symmetric, as in softmax
 
 
 class MaskedNormalizeGradient(torch.autograd.Function):

@@ -112,7 +112,7 @@ def _backward(
     if mask is None and options._replace(scale=1.0) == Options(zero=False) and is_sure(options.scale == 1):
         return BACKWARD[log](grad_output, output, dims, input_dtype)
     backward = _masked.backward_of(log, grad_output, output, mask)
-    return backward(grad_output, output, mask, dims, input_dtype, *options[:3])
+    return backward(grad_output, output, mask, dims, input_dtype, *options)
 
 
 __all__ = ["log_softmax_backward", "softmax_backward"]

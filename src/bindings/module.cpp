@@ -555,13 +555,13 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "masked_backward",
       [](py::handle grad_output, py::handle output, py::handle grad_input, py::handle mask, const Dims& dims, bool log,
-         bool where, double scale, const std::string& causal, int threads) {
-        // (rows that became constant are told by their output)
+         bool where, double scale, const std::string& causal, bool zero, int threads) {
+        // (rows that became constant, where `zero` lets them, are told by their output)
         backward(Borrowed(grad_output), Borrowed(output), Borrowed(grad_input), dims, log, threads,
-                 BorrowedFusion(mask, py::none(), where, scale, causal, true).get());
+                 BorrowedFusion(mask, py::none(), where, scale, causal, zero).get());
       },
       py::arg("grad_output"), py::arg("output"), py::arg("grad_input"), py::arg("mask"), py::arg("dims"),
-      py::arg("log"), py::arg("where"), py::arg("scale"), py::arg("causal"), py::arg("threads"));
+      py::arg("log"), py::arg("where"), py::arg("scale"), py::arg("causal"), py::arg("zero"), py::arg("threads"));
   module.def("are_plain", &are_plain, py::arg("a"), py::arg("b"), py::arg("recorded") = false);
   using Quick = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
   const auto quick = [](const char* name, Quick function, const char* signature) {

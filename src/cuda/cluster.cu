@@ -59,7 +59,7 @@ class MoreVectors {
         operation.template accumulate<kTogether, kVector, kVector>(of_rest_, terms);
       }
     await_copies();
-    for_each([&](int, Source*, Term(&terms)[kVector]) { Operation::template raise<kVector>(state, terms); });
+    for_each([&](int, Source*, Term(&terms)[kVector]) { operation.template raise<kVector>(state, terms); });
     if constexpr (!kFirst) operation.raise(state, of_rest_);
   }
   // Adds to the sum of a state whose maximum is known. What is not raw becomes what is left to finish.

@@ -71,8 +71,6 @@ struct ColumnsArguments {
   int lead;  // vectors of the first tile before the first of all
   int strip_columns;
   bool masks_columns;  // all that is fused is a scale and a mask, which is vectors as columns are
-  bool masks_words;    // the same but for vectors, and neighbours differ: asked for of words and single columns
-  bool only_scales;    // all that is fused is a scale
   int masks;           // where in shared memory they are, in bytes
   int shared;          // slots that a thread has there, for items beside those in registers
   int shared_at;       // where a block's are, in bytes
@@ -88,6 +86,12 @@ __device__ __forceinline__ int cluster_of(const ColumnsArguments<Operation>& arg
 // columns.
 template <typename Operation, int kVector>
 inline constexpr bool kVectors = tuning::are_vectors(kVector * sizeof(typename Operation::Source));
+
+// Single columns of 16 bits, one to a register, are widened there once they are loaded: what is fused may then be more
+// than they have room for.
+template <typename Operation, int kVector>
+inline constexpr bool kWidens =
+    !kIsBackward<Operation> && Operation::kFused && kVector == 1 && sizeof(typename Operation::Source) == 2;
 
 // The states of the columns of one vector: they move through shared memory 16 bytes at a time, where there are as many.
 template <typename Operation, int kVector>
@@ -274,9 +278,7 @@ class HeldColumns {
   using Real = typename Operation::Real;
   using Term = typename Operation::Term;
   static constexpr bool kForward = !kIsBackward<Operation>;
-  // Single columns of 16 bits, one to a register, are widened there once they are loaded: what is fused may then be
-  // more than they have room for.
-  static constexpr bool kWide = kForward && Operation::kFused && kVector == 1 && sizeof(Source) == 2;
+  static constexpr bool kWide = kWidens<Operation, kVector>;
   static constexpr bool kRaw = sizeof(Source) == 2 && !kWide;
   static constexpr int kTogether = tuning::columns_together(kVector * sizeof(Source), kItems);
   static_assert(kItems % kTogether == 0);
@@ -304,46 +306,52 @@ class HeldColumns {
     if constexpr (kShares) slots_ = slots, shared_ = count;
   }
 
-  // The items that are not to be loaded, a bit each: of those that nothing else is said of, what does not exist.
+  // The items that do not exist, a bit each.
   __device__ __forceinline__ unsigned missing() const { return shifted_left(~0u, mine_); }
-  // Where Fusing::masks_evenly, also those that are excluded: the first by this byte of the mask, each other one by
-  // that a `step` further.
-  __device__ __forceinline__ unsigned excluded_evenly(const std::uint8_t* mask, std::int64_t step,
-                                                      bool excludes) const {
-    unsigned excluded = 0;
-    static_assert(kItems <= 32);
-    each([&](int first) {
-#pragma unroll
-      for (int i = first; i < first + kTogether; ++i, mask += step)
-        if (i >= mine_ || (*mask != 0) == excludes) excluded |= 1u << i;
-    });
-    return excluded;
-  }
-
   // The items that are excluded or missing, a bit each, where masks lie a `step` apart from this first one. All of them
   // are under way at once, before what is held takes the registers.
   __device__ __forceinline__ unsigned excluded(const std::uint8_t* mask, std::int64_t step, bool excludes) const {
-    unsigned bytes[kItems], excluded = 0;
+    unsigned bytes[kItems]{}, excluded = 0;
+    static_assert(kItems <= 32);
+    const auto each_of = [&](const auto& visit) {
+      each([&](int first) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i, mask += step) bytes[i] = i < mine_ ? *mask : 0;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i)
+        for (int i = first; i < first + kTogether; ++i) visit(i);
+      });
+    };
+    each_of([&](int i) {
+      bytes[i] = i < mine_ ? *mask : 0;
+      mask += step;
+    });
+    each_of([&](int i) {
       if ((bytes[i] != 0) == excludes) excluded |= 1u << i;
+    });
     return excluded | missing();
   }
-  // Applies them, of each column of a word.
-  __device__ __forceinline__ void apply_words(const unsigned (&excluded)[kVector], const Fusing<Operation>& fusing) {
-    scale_ = left_of(fusing);
+  // Applies them, of each column of a word, the scale, and biases, a `step` apart from this first one, if there are
+  // any.
+  template <typename Bias>
+  __device__ __forceinline__ void apply_words(const unsigned (&excluded)[kVector], const Fusing<Operation>& fusing,
+                                              const Bias* bias, std::int64_t step) {
     each([&](int first) {
+      Real biases[kTogether][kVector]{};
+      if (kForward && !kRaw && bias != nullptr) {
 #pragma unroll
-      for (int i = first; i < first + kTogether; ++i) {
+        for (int i = 0; i < kTogether; ++i, bias += step)
+#pragma unroll
+          for (int k = 0; k < kVector; ++k)
+            if (first + i < mine_) biases[i][k] = cuda::widen(bias[k * fusing.bias_step]);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int item = first + i;
         if constexpr (kForward && !kRaw)
-          source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * fusing.scale; });
+          source_[item] = Held::narrowed([&](int k) { return source_[item].widened(k) * fusing.scale + biases[i][k]; });
 #pragma unroll
         for (int k = 0; k < kVector; ++k) {
-          if ((excluded[k] >> i & 1) == 0) continue;
-          source_[i].set(k, nothing().widened(k));
-          if constexpr (!kForward) grad_[i].set(k, 0);
+          if ((excluded[k] >> item & 1) == 0) continue;
+          source_[item].set(k, nothing().widened(k));
+          if constexpr (!kForward) grad_[item].set(k, 0);
         }
       }
     });
@@ -449,8 +457,7 @@ class HeldColumns {
 
   // Applies what is fused, which `line` has at the first item, and step(line) at the next.
   template <typename Line, typename Step>
-  __device__ __forceinline__ void apply(Line line, const Step& step, const Fusing<Operation>& fusing) {
-    scale_ = left_of(fusing);
+  __device__ __forceinline__ void apply(Line line, const Step& step) {
     each([&](int first) {
       Line lines[kTogether];
       Extras<Operation, kVector> extras[kTogether];
@@ -464,13 +471,7 @@ class HeldColumns {
       for (int i = 0; i < kTogether; ++i) {
         if (first + i >= mine_) continue;
         lines[i].resolve(0, extras[i]);
-        if constexpr (kWide) {
-          Term term;
-          lines[i].terms(0, extras[i], [&](int k) { return source_[first + i].widened(k); }, &term);
-          source_[first + i] = Held::filled(term);
-        } else {
-          lines[i].apply(0, extras[i], source_[first + i], grad_[kForward ? 0 : first + i]);
-        }
+        lines[i].apply(0, extras[i], source_[first + i], grad_[kForward ? 0 : first + i]);
       }
     });
   }
@@ -487,7 +488,6 @@ class HeldColumns {
   }
   // And applies them, once all that was copied is there.
   __device__ __forceinline__ void apply_masks(const unsigned char* slots, int apart, const Fusing<Operation>& fusing) {
-    scale_ = left_of(fusing);
     each([&](int first) {
 #pragma unroll
       for (int i = first; i < first + kTogether; ++i, slots += apart) {
@@ -505,7 +505,6 @@ class HeldColumns {
 
   // What is left to do where Fusing::masks_evenly, or only a scale is fused.
   __device__ __forceinline__ void scale_evenly(const Fusing<Operation>& fusing, unsigned missing) {
-    scale_ = left_of(fusing);
     if constexpr (kForward && !kRaw)
       each([&](int first) {
 #pragma unroll
@@ -541,7 +540,7 @@ class HeldColumns {
         most = most.larger(other);
       });
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) states.state[k].max = most.widened(k) * scale_;
+      for (int k = 0; k < kVector; ++k) states.state[k].max = operation_.scaled(most.widened(k));
     } else if constexpr (kForward) {
       each_terms(
           [&](int, int k, Term(&terms)[kTogether]) { operation_.template raise<kTogether>(states.state[k], terms); });
@@ -552,10 +551,11 @@ class HeldColumns {
     }
     if constexpr (kForward && !kRaw) {
       parted(operation_.log, [&](auto log) {  // asked for each of them, it would keep them from overlapping
-        const typename Operation::template With<decltype(log)> told{log};
+        const typename Operation::template With<decltype(log)> told{log, operation_.scale};
         each_terms([&](int first, int k, Term(&terms)[kTogether]) {
           auto& state = states.state[k];
-          state.sum += told.template reduce<kTogether, 1, 1, false>(terms, kTogether, Known{state.max}).sum;
+          state.sum += told.template reduce<kTogether, 1, 1>(terms, kTogether, Known{state.max}).sum;
+          if (log && !Operation::kKeepsDistances) return;  // they are as they were
 #pragma unroll
           for (int i = 0; i < kTogether; ++i) source_[first + i].set(k, terms[i]);
         });
@@ -667,10 +667,6 @@ class HeldColumns {
     else
       return held;
   }
-  // What is left to multiply by.
-  __device__ __forceinline__ static Real left_of(const Fusing<Operation>& fusing) {
-    return kRaw ? scale_left(fusing) : 1;
-  }
 
   // A team whose maximum is known.
   struct Known {
@@ -728,10 +724,7 @@ class HeldColumns {
   }
 
   __device__ __forceinline__ Term term(const Held& source, const Held& grad, int k) const {
-    if constexpr (kForward)
-      return Operation::term(source.widened(k) * scale_, 0);
-    else
-      return Operation::term(source.widened(k), grad.widened(k));
+    return Operation::term(source.widened(k), kForward ? 0 : grad.widened(k));
   }
 
   // Backward, a gradient of 0 adds nothing to a sum, and the output matters to none but fused operations.
@@ -749,7 +742,6 @@ class HeldColumns {
   int before_ = 0, beyond_ = 0;
   unsigned char* slots_;
   int shared_ = 0;
-  Real scale_ = 1;
   Operation operation_;
 };
 
@@ -808,61 +800,81 @@ struct Place {
     return steps(operand) * bytes;
   }
 
-  // Items, a bit each: those that are not loaded, and, where masks_words, those of which the k-th column is not
-  // to count.
+  // Items, a bit each: those that are not loaded, and, of words and single columns, those of which the k-th column is
+  // not to count.
   struct LeftOut {
     unsigned missing = 0, excluded[kVector]{};
   };
 
-  // Loads the items of this thread, but those that it leaves out.
   template <typename Held>
-  __device__ __forceinline__ LeftOut load(Held& held, int turn, int whole, int mine) const {
-    const auto& fusing = arguments.fusing;
+  __device__ __forceinline__ void begin(Held& held, int mine) const {
     int before = 0, beyond = 0;
     if constexpr (kFolds) {
       const int end = (row + (mine - 1) * arguments.along.size) * arguments.inner.size + inner;
       if (mine > 0 && row + inner == 0) before = shift;
       if (mine > 0 && end == last) beyond = (last + 1) * kVector - shift - arguments.slab;
     }
-    held.begin(fusing.operation, mine, arguments.items, before, beyond);
+    held.begin(arguments.fusing.operation, mine, arguments.items, before, beyond);
     held.share(dynamic_shared_memory() + arguments.shared_at +
                    static_cast<int>(threadIdx.x * sizeof(Vec<typename Operation::Source, kVector>)),
                arguments.shared);
+  }
+
+  // Of a thread that begins.
+  template <typename Held>
+  __device__ __forceinline__ LeftOut left_out(const Held& held, int turn) const {
     LeftOut left_out;
     if constexpr (Operation::kFused) {
-      left_out.missing = held.missing();
+      const auto& fusing = arguments.fusing;
       const std::uint8_t* const mask = fusing.mask + outer_offset(kMask) + row * arguments.dim_stride[kMask];
-      if (fusing.masks_evenly)  // what they exclude is not loaded
-        left_out.missing = held.excluded_evenly(mask, steps(kMask), fusing.mask_flip == 0);
       const std::int64_t first = static_cast<std::int64_t>(inner) * kVector;
+      const auto excluded = [&](int k) {
+        return fusing.mask == nullptr
+                   ? held.missing()
+                   : held.excluded(mask + (first + k) * fusing.mask_step, steps(kMask), fusing.mask_flip == 0);
+      };
+      left_out.missing = fusing.masks_evenly ? excluded(0) : held.missing();  // what is excluded is not loaded
       if constexpr (kVectors<Operation, kVector>) {
         if (arguments.masks_columns) held.copy_masks(mask + first, steps(kMask), masks(turn), masks_apart());
-      } else if (arguments.masks_words) {
+      } else if (!fusing.masks_evenly) {
 #pragma unroll
-        for (int k = 0; k < kVector; ++k)
-          left_out.excluded[k] =
-              held.excluded(mask + (first + k) * fusing.mask_step, steps(kMask), fusing.mask_flip == 0);
+        for (int k = 0; k < kVector; ++k) left_out.excluded[k] = excluded(k);
       }
     }
+    return left_out;
+  }
+  // Loads the items of this thread, of which all threads have `whole`, but those that it leaves out.
+  template <typename Held>
+  __device__ __forceinline__ void load(Held& held, int whole, const LeftOut& left_out) const {
     held.load(arguments.source + offset(kSource), step(kSource), arguments.grad + offset(kGrad), step(kGrad), whole,
               left_out.missing, is_column(kVector - 1));
-    return left_out;
   }
   template <typename Held>
   __device__ __forceinline__ void apply_fused(Held& held, int turn, const LeftOut& left_out) const {
     if constexpr (Operation::kFused) {
       const auto& fusing = arguments.fusing;
       held.widen();
-      if (fusing.masks_evenly || arguments.only_scales) return held.scale_evenly(fusing, left_out.missing);
+      const bool only_scales = fusing.mask == nullptr && fusing.bias == nullptr;
+      if (fusing.masks_evenly || only_scales) return held.scale_evenly(fusing, left_out.missing);
       if constexpr (kVectors<Operation, kVector>) {
         if (arguments.masks_columns) {
           await_copies();
           return held.apply_masks(masks(turn), masks_apart(), fusing);
         }
-      } else if (arguments.masks_words) {
-        return held.apply_words(left_out.excluded, fusing);
+        held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); });
+      } else {
+        using Source = typename Operation::Source;
+        using Real = typename Operation::Real;
+        const std::int64_t bias = outer_offset(kBias) + row * arguments.dim_stride[kBias] +
+                                  static_cast<std::int64_t>(inner) * kVector * fusing.bias_step;
+        const auto apply = [&](const auto* biases) {
+          held.apply_words(left_out.excluded, fusing, biases == nullptr ? nullptr : biases + bias, steps(kBias));
+        };
+        if (Held::kWide && !fusing.bias_is_real)
+          apply(reinterpret_cast<const Source*>(fusing.bias));
+        else
+          apply(reinterpret_cast<const Real*>(fusing.bias));
       }
-      held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); }, fusing);
     }
   }
   template <typename Held>
@@ -954,6 +966,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     return PlaceOf(arguments, (tile + turn) * arguments.step + own, own, row, !beyond);
   };
   if constexpr (kAlternates) {  // and states of every other row meet, which begin alike
+    static_assert(!Operation::kFused);
     __shared__ ArrivalBarrier complete;
     const ColumnsExchange<Operation, kVector, kForm> exchange(arguments, complete);
     await_kernel_before();
@@ -961,7 +974,11 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     const auto rows = [&](int first) { return beyond ? 0 : (arguments.dim + 1 - first) / 2; };
     HeldOf held[2];
 #pragma unroll
-    for (int first = 0; first < 2; ++first) place_of(0, first).load(held[first], 0, rows(1), rows(first));
+    for (int first = 0; first < 2; ++first) {
+      const PlaceOf place = place_of(0, first);
+      place.begin(held[first], rows(first));
+      place.load(held[first], rows(1), {});
+    }
 #pragma unroll
     for (int first = 0; first < 2; ++first) exchange.tell(held[first].reduce(1, 1), place_of(0, first), first, true);
     __syncthreads();
@@ -977,8 +994,13 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     HeldOf held[kTurns];
     typename PlaceOf::LeftOut left_out[kTurns];
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn)
-      left_out[turn] = place_of(turn, 0).load(held[turn], turn, arguments.items, arguments.items);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const PlaceOf place = place_of(turn, 0);
+      place.begin(held[turn], arguments.items);
+      left_out[turn] = place.left_out(held[turn], turn);
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) place_of(turn, 0).load(held[turn], arguments.items, left_out[turn]);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const PlaceOf place = place_of(turn, 0);
@@ -1005,7 +1027,9 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     int mine = whole, rows = rows_of(arguments.whole);
     if constexpr (kForm == ColumnsForm::folded) rows = rows_of(place.dim), mine = arguments.along.quotient(rows);
     mine += thread.along < rows - mine * along;
-    const auto left_out = place.load(held, 0, whole, mine);
+    place.begin(held, mine);
+    const auto left_out = place.left_out(held, 0);
+    place.load(held, whole, left_out);
     place.apply_fused(held, 0, left_out);
     const auto states = held.reduce(1 << arguments.log2_lanes, arguments.run.size);
     const int team = thread.along >> arguments.log2_lanes;
@@ -1070,8 +1094,6 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.strip_columns = static_cast<int>(problem.inner.size);
     arguments.masks = plan.shared_bytes - static_cast<int>(columns_mask_bytes(problem, plan));
     arguments.masks_columns = masks_columns(problem, plan.vector);
-    arguments.masks_words = problem.fused.only_mask() && problem.inner.groups[0].stride[kMask] != 0;
-    arguments.only_scales = !problem.fused.mask && !problem.fused.bias;
     arguments.shared = columns_shared_slots(problem, plan);
     arguments.shared_at = plan.shared_bytes - columns_shared_bytes(problem, plan);
     arguments.cluster = work::Divider(plan.cluster);
@@ -1083,6 +1105,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.log2_parts[0] = work::log2_parts(columns, teams * layout.fold.elements, plan.block);
     arguments.log2_parts[1] = work::log2_parts(columns, plan.cluster, plan.block);
     const auto launch = [&]<int kVector>() {
+      if constexpr (!kWidens<Operation, kVector>) leave_scale(arguments.fusing);
       constexpr int kKernels =
           tuning::columns_kernels(kVector * sizeof(Source), sizeof(Source), sizeof(typename Operation::Result),
                                   Operation::kDirection, Operation::kFused);

@@ -53,6 +53,21 @@ void visit_operation(const Problem& problem, Visitor&& visitor) {
     visit_operation<false>(problem, visitor);
 }
 
+// The same of rows, which may have a scale as a factor: then nothing else is fused.
+template <typename Visitor>
+void visit_row_operation(const Problem& problem, Visitor&& visitor) {
+  if (problem.fused.any || problem.fused.scale == 1 || problem.direction == Direction::backward)
+    return visit_operation(problem, visitor);
+  visit_operation<false>(problem, [&]<typename Operation>() {
+    using Source = typename Operation::Source;
+    if constexpr (!kIsBackward<Operation> && std::is_same_v<Source, typename Operation::Result> &&
+                  tuning::rows_may_scale(sizeof(Source)))
+      visitor.template operator()<ScaledForward<Source>>();
+    else
+      throw std::logic_error("no kernel scales rows of such elements");
+  });
+}
+
 // Calls visitor.operator()<Operation>() likewise, with an operation that is told now which it is.
 template <typename Operation, typename Visitor>
 void visit_told(const Problem& problem, Visitor&& visitor) {
@@ -103,7 +118,10 @@ inline std::int64_t extent(const Problem& problem, Operand operand) {
 template <typename Operation>
 Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers, const Group& neighbours, bool ragged) {
   Fusing<Operation> fusing{};
+  const auto scale = static_cast<typename Operation::Real>(problem.fused.scale);
   if constexpr (std::is_same_v<decltype(fusing.operation.log), bool>) fusing.operation.log = is_log(problem);
+  // forward, what is fused applies it before it adds a bias
+  if constexpr (kIsBackward<Operation> || !kFusesMore<Operation>) fusing.operation.scale = scale;
   if constexpr (Operation::kFused) {
     const Fused& fused = problem.fused;
     fusing.mask = static_cast<const std::uint8_t*>(pointers.mask);
@@ -117,11 +135,18 @@ Fusing<Operation> fusing_of(const Problem& problem, const Pointers& pointers, co
     fusing.causal = fused.causal;
     fusing.dead_rows_are_zero = fused.dead_rows_are_zero;
     fusing.mask_flip = fused.mask_includes ? Excluded<1>::kAll : 0;
-    fusing.scale = static_cast<typename Operation::Real>(fused.scale);
+    fusing.scale = scale;
     fusing.diagonal = fused.diagonal;
     fusing.masks_evenly = fused.only_mask() && fusing.mask_step == 0;
   }
   return fusing;
+}
+
+// The same where FusedLine::apply() is called, which leaves the scale to the operation where terms are of 16 bits.
+template <typename Operation>
+void leave_scale(Fusing<Operation>& fusing) {
+  if constexpr (kFusesMore<Operation> && !kIsBackward<Operation> && sizeof(typename Operation::Source) == 2)
+    fusing.operation.scale = fusing.scale;
 }
 
 template <typename Operation>
@@ -172,7 +197,7 @@ void visit_held(const Plan& plan, const Visitor& visitor) {
 // where that is enough.
 template <typename Visitor>
 void visit_masked_operation(const Problem& problem, Visitor&& visitor) {
-  if (!has_masked_kernels(problem)) return visit_operation(problem, visitor);
+  if (!has_masked_kernels(problem)) return visit_row_operation(problem, visitor);
   visit_operation<true>(problem, [&]<typename Operation>() {
     using Source = typename Operation::Source;
     using Result = typename Operation::Result;

@@ -8,6 +8,10 @@
 
 namespace ndsoftmax::cuda {
 
+// a · b, rounded before anything is added to it.
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
+
 // exp(x) as exact as the result can show. A 16-bit result keeps at most 11 bits: there one multiplication and the
 // hardware's 2^x, wrong by 5e-6 at worst where the result is not yet 0, save most of the instructions. That 2^x knows
 // no denormal numbers, but bfloat16 does; so softmax computes 2^kBias times the exponential, which its sum divides out.

@@ -45,7 +45,7 @@ struct Fusing<Operation, true> {
 template <typename Operation>
 __device__ __forceinline__ typename Operation::Finish settled(typename Operation::Finish finish,
                                                               const Fusing<Operation>& fusing) {
-  if constexpr (Operation::kFused) finish.settle(fusing.dead_rows_are_zero, fusing.scale);
+  if constexpr (Operation::kFused) finish.settle(fusing.dead_rows_are_zero);
   return finish;
 }
 
@@ -175,16 +175,6 @@ struct Extras<Operation, N, true> {
   Vec<typename Operation::Source, N> bias;  // where Fusing::biases_vectors
 };
 
-// What is left to multiply by after FusedLine::apply().
-template <typename Operation>
-__device__ __forceinline__ typename Operation::Real scale_left(const Fusing<Operation>& fusing) {
-  if constexpr (Operation::kFused && Operation::kDirection == Direction::forward &&
-                sizeof(typename Operation::Source) == 2)
-    return fusing.scale;
-  else
-    return 1;
-}
-
 // Where masks and biases of a line of elements lie, some of whose neighbours a thread works on at a time: of a row, at
 // most. It has `reach` elements, before the diagonal.
 template <typename Operation, typename Index, int N>
@@ -219,7 +209,6 @@ class FusedLine {
   __device__ __forceinline__ bool masks_vectors() const { return fusing_->masks_vectors; }
   __device__ __forceinline__ bool masks_neighbours() const { return fusing_->masks_neighbours; }
   __device__ __forceinline__ bool biases_vectors() const { return kForward && fusing_->biases_vectors; }
-  __device__ __forceinline__ Real scale() const { return fusing_->scale; }
   __device__ __forceinline__ const std::uint8_t* mask() const { return mask_; }
   __device__ __forceinline__ const Source* bias() const { return reinterpret_cast<const Source*>(bias_); }
 
@@ -274,37 +263,57 @@ class FusedLine {
     return excluded<kItems, kWord, kFull, false>(first, step, end);
   }
 
-  // terms() of such elements, where anything is fused. The bias of a few is loaded at once.
+  // Whatever is fused, the same of any such items, a bit each. (Those before the line are nobody's.)
   template <int kItems, int kWord>
-  __device__ __forceinline__ void any_terms(Index first, Index step, Term* terms) const {
+  __device__ __forceinline__ unsigned any_excluded(Index first, Index step) const {
     static_assert(kItems * kWord <= 32);
     unsigned excluded = 0;
-    if (fusing_->mask != nullptr || fusing_->causal) {
-#pragma unroll 1
-      for (int i = 0; i < kItems * kWord; ++i) {
-        const Index element = first + i / kWord * step + i % kWord;
-        if (element >= 0 && !includes(element)) excluded |= 1u << i;
-      }
+    each_of<kItems, kWord>(first, step, [&](int i, Index element) {
+      if (element >= reach_) excluded |= 1u << i;
+    });
+    if (fusing_->mask == nullptr) return excluded;
+    in_groups<kItems * kWord>([&](auto begin, auto end) {
+      std::uint8_t mask[end - begin];
+      each_of<kItems, kWord, begin, end>(first, step, [&](int i, Index element) {
+        mask[i - begin] = has(element) ? mask_[static_cast<std::int64_t>(element) * fusing_->mask_step] : 0;
+      });
+#pragma unroll
+      for (int i = begin; i < end; ++i)
+        if (fusing_->excludes(mask[i - begin])) excluded |= 1u << i;
+    });
+    return excluded;
+  }
+  // And their terms().
+  template <int kItems, int kWord>
+  __device__ __forceinline__ void any_terms(Index first, Index step, Term* terms) const {
+    const auto add = [&](const auto* biases) {
+      in_groups<kItems * kWord>([&](auto begin, auto end) {
+        Real bias[end - begin]{};
+        each_of<kItems, kWord, begin, end>(first, step, [&](int i, Index element) {
+          if (has(element)) bias[i - begin] = widen(biases[static_cast<std::int64_t>(element) * fusing_->bias_step]);
+        });
+#pragma unroll
+        for (int i = begin; i < end; ++i) terms[i] = terms[i] * fusing_->scale + bias[i - begin];
+        keep_order();  // or the compiler would load all, and have no registers
+      });
+    };
+    if (fusing_->bias == nullptr) {
+#pragma unroll
+      for (int i = 0; i < kItems * kWord; ++i) terms[i] *= fusing_->scale;
+    } else if (with_real_bias()) {
+      add(reinterpret_cast<const Real*>(bias_));
+    } else {
+      add(reinterpret_cast<const Source*>(bias_));
     }
-    constexpr int kSome = tuning::kStagedTogether * kWord;
+    if (fusing_->mask != nullptr) {
+      const unsigned excluded = any_excluded<kItems, kWord>(first, step);
 #pragma unroll
-    for (int group = 0; group < kItems * kWord; group += kSome) {
-      Real bias[kSome]{};
-      if (fusing_->bias != nullptr) {
-#pragma unroll
-        for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) {
-          const Index element = first + i / kWord * step + i % kWord;
-          if ((excluded >> (group + i) & 1) == 0 && has(element)) bias[i] = bias_of(element);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kSome && group + i < kItems * kWord; ++i) {
-        const Real term = terms[group + i] * fusing_->scale + bias[i];
-        terms[group + i] = (excluded >> (group + i) & 1) != 0 ? fusing_->operation.nothing() : term;
-      }
-      first += kSome / kWord * step;
-      forget(first);
-      keep_order();  // or the compiler would load all, and have no registers
+      for (int i = 0; i < kItems * kWord; ++i)
+        if ((excluded >> i & 1) != 0) terms[i] = fusing_->operation.nothing();
+    } else if (fusing_->causal) {
+      each_of<kItems, kWord>(first, step, [&](int i, Index element) {
+        if (element >= reach_) terms[i] = fusing_->operation.nothing();
+      });
     }
   }
 
@@ -370,7 +379,7 @@ class FusedLine {
     Vec<Source, N> included = source;
     replace(included, extras.mask.excluded(nullptr, fusing_->mask_flip), fusing_->operation.nothing());
 #pragma unroll
-    for (int k = 0; k < N; ++k) terms[k] = included.widened(k) * fusing_->scale;
+    for (int k = 0; k < N; ++k) terms[k] = included.widened(k) * (Operation::kMasked ? 1 : fusing_->scale);
   }
 
   // Where Fusing::biases_vectors: terms(), of elements that may be none of the line's.
@@ -386,7 +395,7 @@ class FusedLine {
   }
 
   // Puts terms in the place of what was loaded. Forward, 16 bits would round a bias and a scale: there, only nothing()
-  // is put, and the scale, which must be positive, is left to who takes terms from it (scale_left()).
+  // is put, and the scale, which must be positive, is left to the operation (leave_scale()).
   __device__ __forceinline__ void apply(Index first, const ExtrasOf& extras, Vec<Source, N>& source,
                                         Vec<Source, N>& grad) const {
     if constexpr (!kForward) {
@@ -419,6 +428,20 @@ class FusedLine {
     constexpr std::int64_t kLast = std::numeric_limits<Index>::max();
     return {static_cast<Index>(first > -N ? (first < kLast ? first : kLast) : -N),
             static_cast<Index>(last > -N ? (last < kLast ? last : kLast) : -N - 1)};
+  }
+
+  // Calls visit(begin, end), constants, for as many of kElements at a time as are loaded together.
+  template <int kElements, int kBegin = 0, typename Visit>
+  __device__ __forceinline__ static void in_groups(const Visit& visit) {
+    constexpr int kEnd = std::min(kBegin + tuning::kStagedMasks, kElements);
+    visit(std::integral_constant<int, kBegin>{}, std::integral_constant<int, kEnd>{});
+    if constexpr (kEnd < kElements) in_groups<kElements, kEnd>(visit);
+  }
+  // Calls visit(i, element) for those of kItems times kWord elements.
+  template <int kItems, int kWord, int kBegin = 0, int kEnd = kItems * kWord, typename Visit>
+  __device__ __forceinline__ static void each_of(Index first, Index step, const Visit& visit) {
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) visit(i, first + i / kWord * step + i % kWord);
   }
 
   // `kPairs`: two neighbours of the mask may be loaded at once.

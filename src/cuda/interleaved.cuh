@@ -19,7 +19,7 @@ struct Interleaved : Of {
   };
 
   // As in operation.cuh, of terms that lie one after the other. The lanes of a team meet for all columns at once.
-  template <int kItems, int kPerItem, int kStep, bool kAlone, typename LiveItems, typename Team>
+  template <int kItems, int kPerItem, int kStep, typename LiveItems, typename Team>
   __device__ __forceinline__ State reduce(Term* terms, LiveItems live, const Team& team) const {
     static_assert(kStep == kPerItem);
     constexpr int kOwn = kPerItem / kColumns;
@@ -28,23 +28,23 @@ struct Interleaved : Of {
       each<kItems * kPerItem>(
           terms, [&](int column, Term* own) { Of::template raise<kItems, kOwn, kOwn>(state.of[column], own, live); });
       agree(state, team);
-      return exponentiated<kItems, kPerItem, kStep, kAlone>(terms, live, state, team);
+      return exponentiated<kItems, kPerItem, kStep>(terms, live, state, team);
     } else {
       each<kItems * kPerItem>(terms, [&](int column, Term* own) {
-        state.of[column] = Of::template reduce<kItems, kOwn, kOwn, kAlone>(own, live, Alone{});
+        state.of[column] = Of::template reduce<kItems, kOwn, kOwn>(own, live, Alone{});
       });
       total(state, team);
       return state;
     }
   }
-  template <int kItems, int kPerItem, int kStep, bool kAlone, typename LiveItems, typename Team>
+  template <int kItems, int kPerItem, int kStep, typename LiveItems, typename Team>
   __device__ __forceinline__ State exponentiated(Term* terms, LiveItems live, const State& known,
                                                  const Team& team) const {
     static_assert(kStep == kPerItem);
     constexpr int kOwn = kPerItem / kColumns;
     State state;
     each<kItems * kPerItem>(terms, [&](int column, Term* own) {
-      state.of[column] = Of::template exponentiated<kItems, kOwn, kOwn, kAlone>(own, live, known.of[column], Alone{});
+      state.of[column] = Of::template exponentiated<kItems, kOwn, kOwn>(own, live, known.of[column], Alone{});
     });
     total(state, team);
     return state;
@@ -58,7 +58,7 @@ struct Interleaved : Of {
   }
 
   template <int kTerms>
-  __device__ __forceinline__ static void raise(State& state, Term* terms) {
+  __device__ __forceinline__ void raise(State& state, Term* terms) const {
     each<kTerms>(terms, [&](int column, Term* own) { Of::template raise<kTerms / kColumns>(state.of[column], own); });
   }
   __device__ __forceinline__ static void raise(State& state, const State& other) {
@@ -66,14 +66,14 @@ struct Interleaved : Of {
     for (int column = 0; column < kColumns; ++column) Of::raise(state.of[column], other.of[column]);
   }
   template <typename Raw, int kVectors, typename Team>
-  __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors], const Team& team) {
+  __device__ __forceinline__ void raise(State& state, const Raw (&raw)[kVectors], const Team& team) const {
     if constexpr (kForward) {
       raise_by<false>(state, raw);
       agree(state, team);
     }
   }
   template <typename Raw, int kVectors>
-  __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors]) {
+  __device__ __forceinline__ void raise(State& state, const Raw (&raw)[kVectors]) const {
     if constexpr (kForward) raise_by<true>(state, raw);
   }
   template <typename Team>
@@ -131,7 +131,7 @@ struct Interleaved : Of {
 
   // kRescales: where add() has been called before.
   template <bool kRescales, typename Raw, int kVectors>
-  __device__ __forceinline__ static void raise_by(State& state, const Raw (&raw)[kVectors]) {
+  __device__ __forceinline__ void raise_by(State& state, const Raw (&raw)[kVectors]) const {
     auto most = raw[0].source;
     constexpr int kVector = decltype(most)::kBytes / static_cast<int>(sizeof(typename Of::Source));
 #pragma unroll
@@ -139,9 +139,10 @@ struct Interleaved : Of {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       auto& own = state.of[column];
-      auto max = own.max;
+      auto max = most.widened(column);
 #pragma unroll
-      for (int k = column; k < kVector; k += kColumns) max = larger(max, most.widened(k));
+      for (int k = column + kColumns; k < kVector; k += kColumns) max = larger(max, most.widened(k));
+      max = larger(own.max, Of::scaled(max));
       if constexpr (kRescales) own.sum *= Of::State::rescale(own.max, max);
       own.max = max;
     }

@@ -35,8 +35,6 @@ struct Meeting {
 
 template <typename State>
 struct ClusterExchange {
-  static constexpr bool kAlone = false;
-
   Meeting<State>& meeting;
   int rank, blocks;
 

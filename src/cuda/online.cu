@@ -316,7 +316,7 @@ void launch_online(const Problem& problem, const Plan& plan, const Pointers& poi
   if (plan.interleaved > 1)
     visit_interleaved(problem, launch);
   else
-    visit_operation(problem, launch);
+    visit_row_operation(problem, launch);
 }
 
 }  // namespace ndsoftmax::cuda

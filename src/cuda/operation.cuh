@@ -60,7 +60,9 @@ struct Live {
 };
 
 // Log: bool, where one kernel is softmax and log_softmax, told at run time; or std::true_type or std::false_type.
-template <typename Source_, typename Result_, bool kFused_ = false, typename Log = bool>
+// kScales: terms are yet to be multiplied by the scale, as those of 16 bits may be, which that would round.
+template <typename Source_, typename Result_, bool kFused_ = false, typename Log = bool,
+          bool kScales = kFused_ && sizeof(Source_) == 2>
 struct Forward {
   using Source = Source_;
   using Result = Result_;
@@ -71,9 +73,14 @@ struct Forward {
   static constexpr bool kFused = kFused_, kMasked = false;
 
   template <typename Other>
-  using With = Forward<Source, Result, kFused, Other>;
+  using With = Forward<Source, Result, kFused, Other, kScales>;
 
   Log log;
+  // Where kScales, positive, or 1 where terms have been multiplied. The maximum of a state is that of terms times it.
+  Real scale = 1;
+
+  // (Where the maximum is subtracted in the same instruction, what its product was rounded off by is exponentiated.)
+  __device__ __forceinline__ Real scaled(Real x) const { return kScales ? product(x, scale) : x; }
 
   // Calls visit(log); of 32-bit results, where asking would cost each element instructions, with a constant.
   template <typename Visit>
@@ -92,26 +99,27 @@ struct Forward {
 
   // The state of a team's terms: kPerItem of each of the first `live` items (an int, or Live), which lie kStep apart.
   // Each term is exponentiated once, and for softmax replaced by that; for log_softmax by its distance from the
-  // maximum, where the team is the row (kAlone: then finish(row) goes with it, else finish(held, row)), or 16 bits are
-  // to come of it.
-  template <int kItems, int kPerItem, int kStep, bool kAlone, typename LiveItems, typename Team>
+  // maximum, where 16 bits are to come of it.
+  template <int kItems, int kPerItem, int kStep, typename LiveItems, typename Team>
   __device__ __forceinline__ State reduce(Term* terms, LiveItems live, const Team& team) const {
     State state;
     raise<kItems, kPerItem, kStep>(state, terms, live);
     agree(state, team);
-    return exponentiated<kItems, kPerItem, kStep, kAlone>(terms, live, state, team);
+    return exponentiated<kItems, kPerItem, kStep>(terms, live, state, team);
   }
   template <int kItems, int kPerItem, int kStep, typename LiveItems>
-  __device__ __forceinline__ static void raise(State& state, const Term* terms, LiveItems live) {
+  __device__ __forceinline__ void raise(State& state, const Term* terms, LiveItems live) const {
+    Term most = nothing();
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       if (item >= live) break;
 #pragma unroll
-      for (int k = 0; k < kPerItem; ++k) state.max = larger(state.max, terms[item * kStep + k]);
+      for (int k = 0; k < kPerItem; ++k) most = larger(most, terms[item * kStep + k]);
     }
+    state.max = larger(state.max, scaled(most));
   }
   // The same where the team's maximum is known.
-  template <int kItems, int kPerItem, int kStep, bool kAlone, typename LiveItems, typename Team>
+  template <int kItems, int kPerItem, int kStep, typename LiveItems, typename Team>
   __device__ __forceinline__ State exponentiated(Term* terms, LiveItems live, const State& known,
                                                  const Team& team) const {
     State state;
@@ -125,9 +133,9 @@ struct Forward {
 #pragma unroll
         for (int k = 0; k < kPerItem; ++k) {
           Term& term = terms[item * kStep + k];
-          const Real x = term - shift, e = exponential(x, log);
+          const Real x = scaled(term) - shift, e = exponential(x, log);
           sums.add(item * kPerItem + k, e);
-          term = !log ? e : kAlone || kKeepsDistances ? x : term;
+          term = !log ? e : kKeepsDistances ? x : term;
         }
       }
     };
@@ -142,9 +150,8 @@ struct Forward {
   // The same in steps, for terms that come a few at a time: raise() for all, agree() for the team, add() for all, and
   // total() for the team.
   template <int kTerms>
-  __device__ __forceinline__ static void raise(State& state, const Term* terms) {
-#pragma unroll
-    for (int k = 0; k < kTerms; ++k) state.max = larger(state.max, terms[k]);
+  __device__ __forceinline__ void raise(State& state, const Term* terms) const {
+    raise<1, kTerms, kTerms>(state, terms, 1);
   }
   // Up to the maximum of what another state has seen.
   __device__ __forceinline__ static void raise(State& state, const State& other) {
@@ -156,8 +163,8 @@ struct Forward {
   }
   // The same in steps, for terms that are made anew each time: raise() by all of them, as they were loaded, then add().
   template <typename Raw, int kVectors, typename Team>
-  __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors], const Team& team) {
-    state.max = team.max(larger(state.max, largest(raw)));
+  __device__ __forceinline__ void raise(State& state, const Raw (&raw)[kVectors], const Team& team) const {
+    state.max = team.max(larger(state.max, scaled(largest(raw))));
   }
   template <int kTerms>
   __device__ __forceinline__ void add(State& state, Term* terms) const {
@@ -165,7 +172,7 @@ struct Forward {
     PartialSums<Real, kTerms, tuning::kPartialSumsOfFew> sums;
 #pragma unroll
     for (int k = 0; k < kTerms; ++k) {
-      const Real e = exponential(terms[k] - shift, log);
+      const Real e = exponential(scaled(terms[k]) - shift, log);
       sums.add(k, e);
       if (!log) terms[k] = e;
     }
@@ -183,8 +190,8 @@ struct Forward {
 
   // raise() for the online softmax: of what was loaded since, where add() has been called before.
   template <typename Raw, int kVectors>
-  __device__ __forceinline__ static void raise(State& state, const Raw (&raw)[kVectors]) {
-    const Real max = larger(state.max, largest(raw));
+  __device__ __forceinline__ void raise(State& state, const Raw (&raw)[kVectors]) const {
+    const Real max = larger(state.max, scaled(largest(raw)));
     state.sum *= State::rescale(state.max, max);
     state.max = max;
   }
@@ -192,16 +199,15 @@ struct Forward {
   // Adds terms that will be loaded again: the online softmax.
   template <int kItems, int kPerItem, int kStep>
   __device__ __forceinline__ void accumulate(State& state, const Term* terms) const {
-    Real max = state.max;
-#pragma unroll
-    for (int i = 0; i < kItems * kPerItem; ++i) max = larger(max, terms[i / kPerItem * kStep + i % kPerItem]);
-    const Real shift = State::shift(max);
+    State seen = state;
+    raise<kItems, kPerItem, kStep>(seen, terms, kItems);
+    const Real shift = State::shift(seen.max);
     PartialSums<Real, kItems * kPerItem, tuning::kPartialSumsOfFew> sums;
 #pragma unroll
     for (int i = 0; i < kItems * kPerItem; ++i)
-      sums.add(i, exponential(terms[i / kPerItem * kStep + i % kPerItem] - shift, log));
-    state.sum = state.sum * rescale(state.max, max) + sums.total();
-    state.max = max;
+      sums.add(i, exponential(scaled(terms[i / kPerItem * kStep + i % kPerItem]) - shift, log));
+    state.sum = state.sum * rescale(state.max, seen.max) + sums.total();
+    state.max = seen.max;
   }
 
   // The same of a few vectors of columns, one state each.
@@ -214,7 +220,7 @@ struct Forward {
     Real shift[kColumns];
 #pragma unroll
     for (int k = 0; k < kColumns; ++k) {
-      const Real max = larger(state[k].max, most.widened(k));
+      const Real max = larger(state[k].max, scaled(most.widened(k)));
       state[k].sum *= rescale(state[k].max, max);
       state[k].max = max;
       shift[k] = State::shift(max);
@@ -222,7 +228,7 @@ struct Forward {
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) sums[k].add(i, exponential(raw[i].source.widened(k) - shift[k], log));
+      for (int k = 0; k < kColumns; ++k) sums[k].add(i, exponential(scaled(raw[i].source.widened(k)) - shift[k], log));
 #pragma unroll
     for (int k = 0; k < kColumns; ++k) state[k].sum += sums[k].total();
   }
@@ -241,24 +247,25 @@ struct Forward {
     Real factor;
     Real scale;        // softmax: 1 / sum
     Real from_result;  // log_softmax: the logarithm of the sum
+    Real input_scale;  // the operation's scale
 
     // For the element with this number in a vector.
     __device__ __forceinline__ const Finish& of(int) const { return *this; }
+    __device__ __forceinline__ Real scaled(Real x) const { return kScales ? product(x, input_scale) : x; }
 
     template <typename Told>
-    __device__ __forceinline__ Real operator()(Term term, Told) const {
+    __device__ __forceinline__ Real operator()(Term term, Told told) const {
       if constexpr (kKeepsDistances) return term * factor * scale - from_kept;
-      if constexpr (std::is_same_v<Told, std::true_type>) return (term - from_kept) - from_result;
-      if constexpr (std::is_same_v<Told, std::false_type>) return term * (factor * scale);
-      return (term - from_kept) * (factor * scale) - from_result;
+      if (told) return (scaled(term) - from_kept) - from_result;
+      return term * (factor * scale);
     }
     template <typename Told>
     __device__ __forceinline__ Real again(Term x, Told told) const {
-      return Exponential<Result>::of(x - max, Exponential<Result>::kBias, told) * scale - from_result;
+      return Exponential<Result>::of(scaled(x) - max, Exponential<Result>::kBias, told) * scale - from_result;
     }
 
     // Decides what a row gets that has nothing but -inf, or nothing at all: its sum is 0.
-    __device__ __forceinline__ void settle(bool dead_rows_are_zero, Real) {
+    __device__ __forceinline__ void settle(bool dead_rows_are_zero) {
       if (!dead_rows_are_zero || (scale != kInfinity && from_result != -kInfinity)) return;
       max = from_kept = from_result = 0;
       if (scale == kInfinity) scale = 0;
@@ -278,9 +285,9 @@ struct Forward {
   __device__ __forceinline__ Finish finish_told(Told told, const State& row) const {
     if (told) {
       const Real logarithm_of_sum = logarithm(row.sum);
-      return {row.max, kKeepsDistances ? logarithm_of_sum : 0, 1, 1, logarithm_of_sum};
+      return {row.max, kKeepsDistances ? logarithm_of_sum : row.max, 1, 1, logarithm_of_sum, scale};
     }
-    return {row.max, 0, 1, reciprocal_for<Result>(row.sum), 0};
+    return {row.max, 0, 1, reciprocal_for<Result>(row.sum), 0, scale};
   }
   template <typename Told>
   __device__ __forceinline__ Finish finish_told(Told told, const State& held, const State& row) const {
@@ -289,8 +296,6 @@ struct Forward {
       result.factor = ndsoftmax::exponential(held.max == row.max ? Real(0) : held.max - row.max);
     else if constexpr (kKeepsDistances)
       result.from_kept += held.max == row.max ? 0 : row.max - held.max;
-    else
-      result.from_kept = row.max;
     return result;
   }
 
@@ -317,10 +322,16 @@ struct Forward {
   __device__ __forceinline__ static double logarithm(double x) { return ::log(x); }
 };
 
+// Of rows, where all that is fused is a scale, and that positive.
+template <typename Of>
+using ScaledForward = Forward<Of, Of, false, bool, true>;
+template <typename Operation>
+inline constexpr bool kScalesRows = std::is_same_v<Operation, ScaledForward<typename Operation::Source>>;
+
 // The same where all that is fused is known when this is compiled: a positive scale and a mask, of neighbours, and
 // where rows are held as vectors, as vectors.
 template <typename Source, typename Result, typename Log = bool>
-struct MaskedForward : Forward<Source, Result, true, Log> {
+struct MaskedForward : Forward<Source, Result, true, Log, true> {
   static constexpr bool kMasked = true;
 
   template <typename Other>
@@ -344,6 +355,7 @@ struct Backward {
   using With = Backward<Source, Result, kFused, Other>;
 
   Log log;
+  Real scale = 1;  // of the input, by which its gradient is multiplied
 
   // Calls visit(log), of one of two types: there is little to compile twice.
   template <typename Visit>
@@ -358,7 +370,7 @@ struct Backward {
   __device__ __forceinline__ static Real excluded() { return 0; }
   __device__ __forceinline__ Term reduced_nothing() const { return nothing(); }
 
-  template <int kItems, int kPerItem, int kStep, bool, typename LiveItems, typename Team>
+  template <int kItems, int kPerItem, int kStep, typename LiveItems, typename Team>
   __device__ __forceinline__ State reduce(Term* terms, LiveItems live, const Team& team) const {
     State state;
     accumulate<kItems, kPerItem, kStep, tuning::partial_sums(sizeof(Real))>(state, terms, live);
@@ -412,26 +424,24 @@ struct Backward {
 
   struct Finish {
     Real sum;
-    bool dead = false;  // the row got a constant
-    Real scale = 1;
+    Real scale;
+    bool dead;  // the row got a constant
 
     __device__ __forceinline__ const Finish& of(int) const { return *this; }
 
     template <typename Told>
     __device__ __forceinline__ Real operator()(Term term, Told log) const {
-      Real result;
       if constexpr (log)
-        result = term.grad - Exponential<Result>::of(term.output, 0, std::false_type{}) * sum;
+        return (term.grad - Exponential<Result>::of(term.output, 0, std::false_type{}) * sum) * scale;
       else
-        result = term.output * (term.grad - sum);
-      return kFused ? result * scale : result;
+        return term.output * (term.grad - sum) * scale;
     }
     template <typename Told>
     __device__ __forceinline__ Real again(Term term, Told log) const {
       return (*this)(term, log);
     }
 
-    __device__ __forceinline__ void settle(bool, Real fused_scale) { scale = fused_scale; }
+    __device__ __forceinline__ static void settle(bool) {}
     // An excluded element comes to 0 unless the sum, or the scale, is no number.
     __device__ __forceinline__ bool taints() const { return dead || (sum - sum) * scale != 0; }
     __device__ __forceinline__ bool clears(bool included) const { return dead || !included; }
@@ -439,9 +449,9 @@ struct Backward {
 
   __device__ __forceinline__ Finish finish(const State& row) const {
     if constexpr (kFused)
-      return {row.sum, row.living == 0};
+      return {row.sum, scale, row.living == 0};
     else
-      return {row.sum};
+      return {row.sum, scale, false};
   }
   __device__ __forceinline__ Finish finish(const State&, const State& row) const { return finish(row); }
   template <typename Told, typename... States>

@@ -296,7 +296,6 @@ __device__ __forceinline__ State combine_warps(State state, State* shared) {
 
 // How the state that a team of lanes holds becomes the row's, and what finishes its terms.
 struct WarpExchange {
-  static constexpr bool kAlone = true;  // the team is the row
   template <typename Operation>
   __device__ __forceinline__ auto finish(const Operation& operation, const typename Operation::State& held) const {
     return operation.finish(held);
@@ -304,7 +303,6 @@ struct WarpExchange {
 };
 
 struct BlockExchange {
-  static constexpr bool kAlone = false;
   template <typename Operation>
   __device__ __forceinline__ auto finish(const Operation& operation, const typename Operation::State& held) const {
     __shared__ Shared<typename Operation::State, kWarp> warps;

@@ -342,10 +342,7 @@ class Row {
   }
 
   __device__ __forceinline__ void terms(const Raw& raw, Index first, Term* terms) const {
-    if constexpr (Operation::kMasked) {
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) terms[k] = raw.source.widened(k) * fused_.scale();
-    } else if constexpr (Operation::kFused && !kBackward) {
+    if constexpr (kFusesMore<Operation> && !kBackward) {
       fused_.terms(first, raw.extras, [&](int k) { return raw.source.widened(k); }, terms);
     } else {
 #pragma unroll
@@ -559,7 +556,6 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       }
       if constexpr (kMore) more.raise(operation, row[r], step, held);
       operation.raise(held, raw[r], team);
-      if constexpr (Operation::kMasked) held.max *= arguments.fusing.scale;  // which is left to terms
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         if (item >= live) break;
@@ -576,11 +572,11 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       typename Operation::State rest = held;
       more.add(operation, rest);
       operation.total(rest, team);
-      held = operation.template exponentiated<kVectors, kVector, kVector, false>(terms, kVectors, held, team);
+      held = operation.template exponentiated<kVectors, kVector, kVector>(terms, kVectors, held, team);
       operation.add(held, rest);  // whose maxima are the same
     } else {
       row[r].resolved_terms(raw[r], first, step, live, terms);
-      held = operation.template reduce<kVectors, kVector, kVector, Exchange::kAlone>(terms, live, team);
+      held = operation.template reduce<kVectors, kVector, kVector>(terms, live, team);
     }
     const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
     operation.with_log([&](auto log) {

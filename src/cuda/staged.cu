@@ -146,9 +146,10 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
         for (int i = 0; i < kElements; ++i)
           if (excluded[i] && inside(element(i))) exclude(element(i));
       } else {
-#pragma unroll 1
+        const unsigned any = fused.template any_excluded<kItems, kWord>(first, step);
+#pragma unroll
         for (int i = 0; i < kElements; ++i)
-          if (inside(element(i)) && !fused.includes(element(i))) exclude(element(i));
+          if ((any >> i & 1) != 0 && inside(element(i))) exclude(element(i));
       }
     }
     Vec<Source, kWord> source[kItems]{}, grad[kItems]{};
@@ -190,13 +191,11 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
         if (inside(tail) && !tail_excluded) terms[kElements] = widen(staged.source[start + tail]);
         max = larger(max, terms[kElements]);
       }
-      max = lanes.max(max * fused.scale());
-#pragma unroll
-      for (auto& term : terms) term *= fused.scale();
+      max = lanes.max(operation.scaled(max));
       if constexpr (kTail)
-        state = operation.template exponentiated<1, kElements + 1, kElements + 1, true>(terms, 1, {max}, lanes);
+        state = operation.template exponentiated<1, kElements + 1, kElements + 1>(terms, 1, {max}, lanes);
       else
-        state = operation.template exponentiated<kItems, kWord, kWord, true>(terms, live, {max}, lanes);
+        state = operation.template exponentiated<kItems, kWord, kWord>(terms, live, {max}, lanes);
     } else {
       if constexpr (Operation::kFused && !kBackward) fused.template any_terms<kItems, kWord>(first, step, terms);
 #pragma unroll
@@ -204,7 +203,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
         const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
         if (ragged && !inside(element(i))) terms[i] = operation.nothing();
       }
-      state = operation.template reduce<kItems, kWord, kWord, true>(terms, live, lanes);
+      state = operation.template reduce<kItems, kWord, kWord>(terms, live, lanes);
     }
     const auto finish = finish_of<Operation>(WarpExchange{}, state, arguments.fusing);
 
@@ -259,7 +258,9 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
 
 template <typename Operation, int kItems, bool kTail = false>
 __global__ void __launch_bounds__(tuning::kWarpBlock,
-                                  tuning::staged_min_blocks(Operation::kDirection, Operation::kFused, kItems))
+                                  tuning::staged_min_blocks(Operation::kDirection, Operation::kFused,
+                                                            Operation::kMasked, kItems,
+                                                            tuning::staged_word(sizeof(typename Operation::Source))))
     staged_rows(const RowArguments<Operation> arguments) {
   if constexpr (kHasAllKernels)
     take_staged<Operation, kItems, kTail>(arguments);
@@ -290,7 +291,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 #pragma unroll
       for (int k = 0; k < kDim; ++k)
         terms[k] = Operation::term(source.widened(r * kDim + k), kBackward ? grad.widened(r * kDim + k) : 0);
-      const auto finish = operation.finish(operation.template reduce<1, kDim, kDim, true>(terms, 1, Lanes{1}));
+      const auto finish = operation.finish(operation.template reduce<1, kDim, kDim>(terms, 1, Lanes{1}));
       operation.with_log([&](auto log) {
 #pragma unroll
         for (int k = 0; k < kDim; ++k) results[r * kDim + k] = finish(terms[k], log);
@@ -304,8 +305,8 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
 // Calls visitor(items), a constant, for the fewest items of which there is a kernel.
 template <typename Operation, int kItems = tuning::staged_items(1), typename Visitor>
 void visit_items(int items, const Visitor& visitor) {
-  constexpr int kMost = tuning::staged_most_items(sizeof(typename Operation::Source), Operation::kDirection,
-                                                  Operation::kFused, kFusesMore<Operation>);
+  constexpr int kMost =
+      tuning::staged_most_items(sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>);
   if (items <= kItems)
     visitor(std::integral_constant<int, kItems>{});
   else if constexpr (kItems < kMost)
@@ -337,14 +338,16 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
         });
     }
   };
-  // of 16 bits, which have few instructions to spare, operations are told which they are
+  // of 16 bits, which have few instructions to spare, operations are told which they are, but for those that scale, as
+  // that is not worth as many kernels
   const auto launch_told = [&]<typename Operation>() {
-    if constexpr (sizeof(typename Operation::Source) == 2 && sizeof(typename Operation::Result) == 2)
+    if constexpr (sizeof(typename Operation::Source) == 2 && sizeof(typename Operation::Result) == 2 &&
+                  !kScalesRows<Operation>)
       visit_told<Operation>(problem, launch);
     else
       launch.template operator()<Operation>();
   };
-  visit_operation(problem, [&]<typename Operation>() {
+  visit_row_operation(problem, [&]<typename Operation>() {
     using Source = typename Operation::Source;
     using Result = typename Operation::Result;
     if constexpr (!tuning::has_staged_rows(sizeof(Source), sizeof(Result), Operation::kFused)) {

@@ -117,7 +117,7 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
     for (int k = 0; k < kVector; ++k) shifted[k] = most.widened(k);
     to_own<shift>(shifted, own, lane);
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) largest[k] = larger(largest[k], own[k]);
+    for (int k = 0; k < kVector; ++k) largest[k] = larger(largest[k], operation.scaled(own[k]));
   });
   each([&](auto number, auto shift, int) {
     float max[kVector], shifted[kVector], own[kVector];
@@ -152,7 +152,8 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
     from_own<shift>(from_result, from_result_there, lane);
     typename Operation::Finish finish[kVector];  // as far as again() takes it
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) finish[k] = {max_there[k], 0, 1, scale_there[k], from_result_there[k]};
+    for (int k = 0; k < kVector; ++k)
+      finish[k] = {max_there[k], 0, 1, scale_there[k], from_result_there[k], operation.scale};
     const int first = thread.vector * kVector - phase - shift;
     const int begin = max(-first, 0), end = min(arguments.strip - first, kVector);
     if (!thread.stores || begin >= end) return;
@@ -201,7 +202,7 @@ void launch_staggered(const Problem& problem, const Plan& plan, const Pointers& 
       arguments.strip = static_cast<int>(problem.inner.size);
       arguments.dim = static_cast<int>(problem.dim.size);
       arguments.warps = work::Divider(work::staggered_warps(problem.inner.size, kVector));
-      arguments.fusing.operation.log = is_log(problem);
+      arguments.fusing = fusing_of<Operation>(problem, pointers, problem.inner.groups[0], false);
       visit_int<1, tuning::kStaggeredMostStep>(stagger_step(problem), [&](auto step) {
         constexpr int kLast = tuning::kStaggeredRows.size() - 1;
         visit_int<0, kLast>(tuning::staggered_kernel(sizeof(Source), step, plan.items), [&](auto kernel) {

@@ -695,14 +695,13 @@ class Words {
   static constexpr bool kKept = !kBackward && std::is_same_v<Source, Real>;
 
   __device__ __forceinline__ Words(const Operation& operation, Source* source, const Source* grad, int step, int count,
-                                   bool one_more, Real scale)
+                                   bool one_more)
       : operation_(operation),
         source_(source),
         to_grad_(kBackward ? static_cast<int>(grad - source) : 0),
         step_(step),
         count_(count),
-        one_more_(one_more),
-        scale_(scale) {}
+        one_more_(one_more) {}
 
   __device__ __forceinline__ void reduce(State (&state)[kColumns]) const {
     if constexpr (!kBackward)
@@ -714,7 +713,7 @@ class Words {
         for (int i = 1; i < kCount; ++i) word[0] = word[0].larger(word[i]);
 #pragma unroll
         for (int k = 0; k < kColumns; ++k) {
-          const Term term = Operation::term(word[0].widened(k) * scale_, 0);
+          const Term term = Operation::term(word[0].widened(k), 0);
           operation_.template raise<1>(state[k], &term);
         }
       });
@@ -780,8 +779,7 @@ class Words {
     for (int i = 0; i < kCount; ++i)
 #pragma unroll
       for (int k = 0; k < kColumns; ++k)
-        terms[k][i] = Operation::term(kBackward ? source[i].widened(k) : source[i].widened(k) * scale_,
-                                      kBackward ? grad[i].widened(k) : 0);
+        terms[k][i] = Operation::term(source[i].widened(k), kBackward ? grad[i].widened(k) : 0);
   }
 
   Operation operation_;
@@ -789,7 +787,6 @@ class Words {
   int to_grad_;  // from a word of the source
   int step_, count_;
   bool one_more_;
-  Real scale_;
 };
 
 // Applies what is fused to a thread's words, in shared memory.
@@ -825,7 +822,7 @@ __device__ __forceinline__ void apply_fused_by_steps(const Fusing<Operation>& fu
   using Source = typename Operation::Source;
   using Real = typename Operation::Real;
   using Word = Vec<Source, kColumns>;
-  constexpr bool kScales = !TileOf::kBackward && sizeof(Source) > 2;  // else scale_left() is, and there is no bias
+  constexpr bool kScales = !TileOf::kBackward && sizeof(Source) > 2;  // else leave_scale(), and there is no bias
   if (!kScales && fusing.mask == nullptr) return;
   const auto nothing = fusing.operation.nothing();
   const std::uint8_t* mask = fusing.mask + columns.template beside<kMask>(tile.begin);
@@ -882,8 +879,7 @@ __device__ __forceinline__ void take_turn(const StridedArguments<Operation>& arg
   Source* const source = tile.template at<kSource>(word) + along * pitch;
   Source* const grad = WordsOf::kBackward ? tile.template at<kGrad>(word) + along * pitch : nullptr;
   const Operation operation = arguments.fusing.operation;
-  const WordsOf words(operation, source, grad, threads * pitch, count, one_more,
-                      scale_left<Operation>(arguments.fusing));
+  const WordsOf words(operation, source, grad, threads * pitch, count, one_more);
 
   typename Operation::State state[kColumns], held[kColumns];
   if (exists) {
@@ -1355,6 +1351,7 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
 template <typename Operation, int kColumns>
 void launch_tile(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   auto arguments = strided_arguments<Operation, kColumns>(problem, plan, pointers);
+  leave_scale(arguments.fusing);
   arguments.tile = strided_tile(problem, plan);
   arguments.words = work::Divider(arguments.tile.words);
   launch_grid<tile<Operation, kColumns>>(arguments, plan, pointers, stream);

@@ -60,17 +60,6 @@ __device__ __forceinline__ void keep_order() {
 #endif
 }
 
-// The compiler does not know what `x` is from here on: what follows from it is computed again, and held no longer.
-template <typename T>
-__device__ __forceinline__ void forget([[maybe_unused]] T& x) {
-#if defined(__CUDACC__)
-  if constexpr (sizeof(T) == 8)
-    asm volatile("" : "+l"(x));
-  else
-    asm volatile("" : "+r"(x));
-#endif
-}
-
 // Bytes of `word` by the digits of `selector`: where its highest bit is set, the sign of the byte, eight times.
 __device__ __forceinline__ unsigned sign_of_bytes(unsigned word, unsigned selector) {
 #if defined(__CUDACC__)

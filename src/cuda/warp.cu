@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) warp_rows(const RowArgumen
 }  // namespace
 
 void launch_warp(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
-  visit_operation(problem, [&]<typename Operation>() {
+  visit_row_operation(problem, [&]<typename Operation>() {
     constexpr int kBytes = sizeof(typename Operation::Source), kVector = tuning::kVectorBytes / kBytes;
     if (plan.vector == 1) {
       visit_int<0, tuning::kElementwiseKernels - 1>(tuning::elementwise_kernel(plan.log2_dim), [&](auto i) {
@@ -67,7 +67,7 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
         }
         // what is asked once a row shows where a lane has one vector of it
         constexpr bool kShort = kVectors == 1;
-        if constexpr (kShort && !Operation::kFused && !kIsBackward<Operation> &&
+        if constexpr (kShort && !Operation::kFused && !kIsBackward<Operation> && !kScalesRows<Operation> &&
                       kBytes == sizeof(typename Operation::Result))
           visit_told<Operation>(problem, [&]<typename Told>() { launch.template operator()<Told, kVectors>(); });
         else

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
@@ -181,13 +182,17 @@ bool are_tiny(const Rows& rows, const Problem& problem, const Device& device) {
   return source == result || rows.count >= std::int64_t{tuning::kTinyRowsThreads} * together * device.multiprocessors;
 }
 
+// Whether lanes that take staged rows look up more than a mask for them, or, backward, anything.
+bool fuses_while_staged(const Problem& problem) {
+  return problem.fused.any && (problem.direction == Direction::backward || !masks_neighbours(problem));
+}
+
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
 // where more than a quarter of the lanes that hold vectors would hold none, or half of them where something is fused,
 // also backward; not where rows fill the GPU so seldom that tuning::staged_waves() says so.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
-  const bool fuses_more = problem.fused.any && !masks_neighbours(problem);
-  const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any, fuses_more);
+  const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, fuses_while_staged(problem));
   if (problem.dim.size > most || !problem.packed_rows()) return false;
   const bool tiny = are_tiny(rows, problem, device);
   if (device.compute_capability < tuning::kAllKernelsFrom && !tiny) return false;
@@ -200,6 +205,7 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
     return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
+  if (problem.fused.mask && problem.fused.bias && rows.dim <= tuning::kStagedMaskAndBiasDim) return true;
   if (problem.fused.any) return 2 * rows.vectors <= room;
   return problem.direction == Direction::forward && 4 * rows.vectors < 3 * room;
 }
@@ -250,7 +256,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   Plan plan;
   plan.staged = true;
   const bool tiny = are_tiny(rows, problem, device);
-  if (!tiny) plan.threads_per_row = tuning::staged_lanes(dim, source);
+  if (!tiny) plan.threads_per_row = tuning::staged_lanes(dim, source, fuses_while_staged(problem));
   const bool small = tuning::suits_small_staged_block(source, plan.threads_per_row);
   plan.block = small ? tuning::kStagedSmallBlock : tuning::kWarpBlock;
   int unit;  // rows of one turn of all threads, and of whole vectors
@@ -1750,6 +1756,22 @@ Plan interleaved(const Problem& problem, const Device& device, Plan plan) {
   return plan;
 }
 
+// The plan that there would be without the scale, where that is all that is fused and kernels have it as a factor:
+// backward, of the result; forward, of the elements of rows, unless that would turn the largest into others.
+std::optional<Plan> scaling_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
+  if (!problem.fused.only_scale()) return {};
+  const auto scale = static_cast<float>(problem.fused.scale);
+  const bool forward = problem.direction == Direction::forward;
+  const bool may_scale = tuning::rows_may_scale(size_of(problem.source)) && problem.source == problem.result;
+  if (forward && (!may_scale || !(scale > 0) || !std::isfinite(scale) || forced == Regime::strided)) return {};
+  Plan plan;
+  plan.scales = true;
+  plan = cuda_plan(without_scale(problem, plan), device, forced);
+  if (forward && (plan.regime == Regime::strided || plan.interleaved > 1)) return {};
+  plan.scales = true;
+  return plan;
+}
+
 Offer offer_of(Regime regime, const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
   if (regime == Regime::strided) return {strided_plan(problem, device, architecture)};
   if ((regime == Regime::cluster || regime == Regime::split) && columns_interleave(problem, device)) {
@@ -1770,6 +1792,12 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 }
 
 }  // namespace
+
+Problem without_scale(const Problem& problem, const Plan& plan) {
+  Problem factor = problem;
+  factor.fused.any = problem.fused.any && !plan.scales;
+  return factor;
+}
 
 Problem interleaved_rows(const Problem& problem) {
   Problem rows = problem;
@@ -1946,6 +1974,7 @@ std::int64_t split_pieces(const Problem& problem, const Plan& plan) {
 }
 
 Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
+  if (const auto scaling = scaling_plan(problem, device, forced)) return *scaling;
   const tuning::Architecture& architecture = tuning::architecture(device.compute_capability);
   if (forced) {
     const Offer offer = offer_of(*forced, problem, device, architecture);

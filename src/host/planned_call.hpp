@@ -25,10 +25,9 @@ struct Call {
   Plan planned(const Problem& problem) const { return plan(problem, execution.device, execution.forced); }
 
   bool in_place() const { return is_in_place(source, grad, result); }
-  // What is fused lies anywhere, and is not compared.
+  // Masks and biases lie anywhere, and are not compared.
   bool may_be_kept() const {
-    const bool fuses =
-        fusion.mask || fusion.bias || fusion.scale != 1 || fusion.causal != Causal::none || fusion.dead_rows_are_zero;
+    const bool fuses = fusion.mask || fusion.bias || fusion.causal != Causal::none || fusion.dead_rows_are_zero;
     return !fuses && std::max(source.rank, result.rank) <= kMaxGroups;
   }
 };
@@ -65,6 +64,7 @@ class PlannedCall {
         source_(call.source),
         grad_(call.grad ? *call.grad : call.source),
         result_(call.result),
+        scale_(call.fusion.scale),
         in_place_(call.in_place()),
         dims_(call.dims.begin(), call.dims.end()),
         device_(call.execution.device),
@@ -73,8 +73,8 @@ class PlannedCall {
   // Whether the same follows from another call of the same direction.
   bool is_of(const Call& call) const {
     return operation_ == call.operation && source_.is_of(call.source) && (!call.grad || grad_.is_of(*call.grad)) &&
-           result_.is_of(call.result) && in_place_ == call.in_place() && std::ranges::equal(dims_, call.dims) &&
-           device_ == call.execution.device && forced_ == call.execution.forced;
+           result_.is_of(call.result) && scale_ == call.fusion.scale && in_place_ == call.in_place() &&
+           std::ranges::equal(dims_, call.dims) && device_ == call.execution.device && forced_ == call.execution.forced;
   }
 
   Problem problem;
@@ -83,6 +83,7 @@ class PlannedCall {
  private:
   Operation operation_;
   Layout source_, grad_, result_;
+  double scale_;
   bool in_place_;
   std::vector<std::int64_t> dims_;
   Device device_;

@@ -189,6 +189,11 @@ constexpr bool rather_ragged_blocks(int source_bytes, bool fused, std::int64_t v
   return source_bytes == 2 && !fused && vectors > kRaggedVectors * kWarp && rows_each <= kMostRows;
 }
 
+// Whether a scale alone has kernels of rows for itself, which are those where nothing is fused, with a product more an
+// element: to scale each by a kernel that asks for masks takes twice as long, and those without would take 2 % longer
+// (narrow float32 5).
+constexpr bool rows_may_scale(int source_bytes) { return source_bytes < 8; }
+
 // Rows of float64, of which a vector has two, are as good as aligned; and fused ones of two types are too rare.
 constexpr bool has_staged_rows(int source_bytes, int result_bytes, bool fused) {
   return source_bytes < 8 && (!fused || source_bytes == result_bytes);
@@ -215,11 +220,13 @@ constexpr double staged_waves(int source_bytes, std::int64_t dim, bool tiny, boo
   return fused ? 1 : tiny && dim <= 3 ? 0.25 : source_bytes == 4 && dim > 128 ? 3 : 1;
 }
 // Blocks of the largest size, a multiprocessor, that the compiler is to leave registers for (0: as it likes): forward,
-// masks take long to come, and what is rarely fused should not cost the threads that hide it. More than twelve items
-// need 80 registers, more than twenty 128.
-constexpr int staged_min_blocks(Direction direction, bool fused, int items) {
+// masks and biases take long to come, and what is rarely fused should not cost the threads that hide it. Masks of more
+// than twelve items need 80 registers, of more than twenty 128; whatever is fused, with biases of eight elements under
+// way, of more than 10 and of more than 24 elements.
+constexpr int staged_min_blocks(Direction direction, bool fused, bool masked, int items, int word) {
   if (!fused || direction == Direction::backward) return 0;
-  return items > 20 ? 4 : items > 12 ? 6 : kWarpBlocks;
+  if (masked) return items > 20 ? 4 : items > 12 ? 6 : kWarpBlocks;
+  return items * word > 24 ? 4 : items * word > 10 ? 6 : kWarpBlocks;
 }
 // Rows of 32 bits take a third of the instructions: sixteen small blocks, which have 74 KiB under way, keep memory
 // busiest (253 us of 512 MiB where large ones took 258); not where single rows are 2 KiB and more. There are only half
@@ -227,18 +234,24 @@ constexpr int staged_min_blocks(Direction direction, bool fused, int items) {
 inline constexpr int kStagedSmallBlock = 64;
 constexpr int staged_small_bytes(bool fused) { return fused ? 9 * 1024 : 4608; }  // to find masks takes time once
 constexpr bool suits_small_staged_block(int source_bytes, int lanes) { return source_bytes == 4 && lanes < kWarp; }
-inline constexpr int kStagedValues = 32;   // that a lane has of a row before more lanes share it
+// Elements that a lane has of a row before more lanes share it. Half as many of 32 bits of which more than a mask is
+// fused, or gradients of which anything is: masks and biases are not staged, and take registers (24 x 121 x 121 heads
+// of float32 with a bias 0.61 of a copy's speed, 0.56 with twice as many; 90 x 90 causal, backward, 1.0, 0.92; but of
+// bfloat16, 70 x 70 causal, backward, 0.59, 0.73).
+constexpr int staged_values(int source_bytes, bool fuses) { return fuses && source_bytes == 4 ? 16 : 32; }
 inline constexpr int kStagedMasks = 8;     // bytes of a mask that a lane loads together
 inline constexpr int kStagedTogether = 4;  // words that a lane loads before it uses the first, where it holds none
 
-// Wider fused rows are better off as vectors, whose masks are read as words, but for those with a mask alone, forward.
-// (Gradients of 128 x 6 x 257 x 257 of float32: 193 us, held 170.)
-inline constexpr int kStagedFusedVectors = 4;
-constexpr int staged_most_dim(int source_bytes, Direction direction, bool fused, bool more_than_mask) {
-  return more_than_mask || (fused && direction == Direction::backward)
-             ? kStagedFusedVectors * kVectorBytes / source_bytes - 1
-             : 1 << kWarpMaxLog2Dim;
+// Wider rows are better off as they lie where more than a mask is fused (heads of 146 x 146 of float16 with a bias: 38
+// us, staged 59; 124 x 124 0.36 of a copy's speed, staged 0.45), and gradients where anything is (128 x 6 x 257 x 257
+// of float32 with a mask: 170 us, staged 193; 115 x 115 of float16, causal, 0.73 of a copy's speed, staged 0.65, but 74
+// x 74 0.49, 0.57).
+constexpr int staged_most_dim(int source_bytes, Direction direction, bool fuses) {
+  if (!fuses) return 1 << kWarpMaxLog2Dim;
+  return direction == Direction::backward && source_bytes == 2 ? 95 : 127;
 }
+// Of rows that start on 16 bytes, those up to so wide of which both a mask and a bias are fused.
+inline constexpr int kStagedMaskAndBiasDim = 63;
 
 // Elements of a word, which is what a thread takes from shared memory at once. Rows need not be aligned to more.
 constexpr int staged_word(int source_bytes) { return source_bytes == 2 ? 2 : 1; }
@@ -250,9 +263,8 @@ constexpr int staged_items(int items) {
 }
 
 // The most that any lane has.
-constexpr int staged_most_items(int source_bytes, Direction direction, bool fused, bool more_than_mask) {
-  const int dim = staged_most_dim(source_bytes, direction, fused, more_than_mask),
-            most = dim < kStagedValues ? dim : kStagedValues;
+constexpr int staged_most_items(int source_bytes, Direction direction, bool fuses) {
+  const int most = std::min(staged_most_dim(source_bytes, direction, fuses), staged_values(source_bytes, fuses));
   return staged_items((most + staged_word(source_bytes) - 1) / staged_word(source_bytes));
 }
 
@@ -298,10 +310,10 @@ constexpr int staged_bank_turns(int dim, int word, int lanes) {
 
 // Few lanes a row mean few shuffles, and many words a lane that few are lost to rounding; more share it where that
 // spares turns.
-constexpr int staged_lanes(int dim, int source_bytes) {
+constexpr int staged_lanes(int dim, int source_bytes, bool fuses) {
   const int word = staged_word(source_bytes);
   int lanes = 1;
-  while (lanes < kWarp && lanes * kStagedValues < (dim + word - 1) / word * word) lanes *= 2;
+  while (lanes < kWarp && lanes * staged_values(source_bytes, fuses) < (dim + word - 1) / word * word) lanes *= 2;
   while (lanes < kWarp && staged_bank_turns(dim, word, lanes) > kStagedBankTurns &&
          staged_bank_turns(dim, word, 2 * lanes) < staged_bank_turns(dim, word, lanes))
     lanes *= 2;

@@ -202,7 +202,10 @@ class Call {
         grad_(c.sizes, strides_, source_dtype, c.offset),
         result_(c.sizes, aliased_ || (overwritten_ == kWhole && one_in(2)) ? contiguous(c.sizes) : strides_,
                 result_dtype, c.offset) {
-    if (fused) fuse();
+    if (fused)
+      fuse();
+    else if (one_in(3) && (backward || (is_of_rows() && source_dtype == result_dtype && size_of(source_dtype) < 8)))
+      fusion_.scale = 0.7;  // alone, of which plans take no notice
     if (mask_) fusion_.mask = &(mask_view_ = mask_->view());
     if (bias_) fusion_.bias = &(bias_view_ = bias_->view());
     const auto view = [&](Operand operand, const Tensor& own) {
@@ -271,6 +274,10 @@ class Call {
  private:
   bool backward() const { return problem.direction == Direction::backward; }
   double empty() const { return log_ ? -INFINITY : 0; }  // what forward gives to what is excluded
+
+  bool is_of_rows() const {
+    return case_.strides.empty() && case_.dims == Ints{static_cast<std::int64_t>(case_.sizes.size()) - 1};
+  }
 
   void fuse() {
     const int rank = static_cast<int>(case_.sizes.size());
@@ -431,7 +438,7 @@ std::map<std::string, int> run(
         (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
         (chosen.regime == Regime::strided && staggers_columns(chosen) ? ", staggered" : "") +
         (chosen.interleaved > 1 ? ", interleaved" : "") + (chosen.meets ? ", meeting" : "") +
-        (call.problem.fused.any ? ", fused" : ""));
+        (call.problem.fused.any && !chosen.scales ? ", fused" : ""));
     say("total");
   };
   auto runs = count_in_processes(cases.size() * std::size(pairs), [&](std::size_t unit, const auto& say) {

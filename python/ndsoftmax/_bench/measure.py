@@ -137,7 +137,7 @@ def _launch(
     direction: str,
     tensors: Sequence[Sequence[Tensor]],
     dim: int | tuple[int, ...],
-    arguments: Mapping[str, Tensor | bool],
+    arguments: Mapping[str, Tensor | bool | float],
 ) -> Launch:
     function = PROVIDERS[provider]()[direction == "backward"]
     return lambda i: function(*tensors[i], dim, **arguments)

@@ -25,19 +25,21 @@ def _ndsoftmax() -> tuple[Provider, Provider]:
 
 
 def _torch() -> tuple[Provider, Provider]:
-    def backward(grad: Tensor, y: Tensor, dim: int, *, bias: Tensor | None = None, **masks: Any) -> Tensor:
+    def backward(
+        grad: Tensor, y: Tensor, dim: int, *, bias: Tensor | None = None, scale: float = 1.0, **masks: Any
+    ) -> Tensor:
         grad_input = torch._softmax_backward_data(grad, y, dim, y.dtype)
-        mask = _excluded(y, **masks)
-        return grad_input if mask is None else grad_input.masked_fill(mask, 0)
+        return _of_input(grad_input, scale, _excluded(y, **masks))
 
     return _torch_softmax, backward
 
 
 def _compile() -> tuple[Provider, Provider]:
-    def backward(grad: Tensor, y: Tensor, dim: int, *, bias: Tensor | None = None, **masks: Any) -> Tensor:
+    def backward(
+        grad: Tensor, y: Tensor, dim: int, *, bias: Tensor | None = None, scale: float = 1.0, **masks: Any
+    ) -> Tensor:
         grad_input = y * (grad - (grad * y).sum(dim, keepdim=True))
-        mask = _excluded(y, **masks)
-        return grad_input if mask is None else grad_input.masked_fill(mask, 0)
+        return _of_input(grad_input, scale, _excluded(y, **masks))
 
     torch._dynamo.reset()  # forget the shapes before, or it gives up specializing
     return torch.compile(_torch_softmax, dynamic=False), torch.compile(backward, dynamic=False)
@@ -68,13 +70,23 @@ def _torch_softmax(
     mask: Tensor | None = None,
     where: Tensor | None = None,
     bias: Tensor | None = None,
+    scale: float = 1.0,
     causal: bool = False,
 ) -> Tensor:
     """What users of torch write for the arguments that ndsoftmax.softmax has."""
+    if scale != 1:
+        x = x * scale
     if bias is not None:
         x = x + bias
     mask = _excluded(x, mask=mask, where=where, causal=causal)
     return torch.softmax(x if mask is None else x.masked_fill(mask, -torch.inf), dim)
+
+
+def _of_input(grad_input: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    """From the gradient of what softmax is taken of, in torch."""
+    if mask is not None:
+        grad_input = grad_input.masked_fill(mask, 0)
+    return grad_input if scale == 1 else grad_input * scale
 
 
 def _excluded(

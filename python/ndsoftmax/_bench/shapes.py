@@ -84,6 +84,9 @@ _MASKED: list[tuple[tuple[int, ...], int, str, tuple[int, ...]]] = [
     ((2048, 50304), -1, "where", (2048, 50304)),
     ((16, 12, 512, 512), -1, "bias", (12, 512, 512)),
     ((2, 8, 8192, 8192), -1, "causal", ()),
+    ((8192, 4, 49, 49), -1, "bias", (4, 49, 49)),
+    ((128, 12, 197, 197), -1, "scale", ()),
+    ((1024, 50257), -1, "scale", ()),
     ((8, 19, 1024, 1024), 1, "mask", (8, 19, 1, 1)),
     ((16, 12, 512, 512), -2, "mask", (16, 1, 512, 1)),
     ((16, 12, 512, 511), -2, "mask", (16, 1, 512, 511)),
@@ -152,8 +155,9 @@ def suite(
         return [*(Case("dim not last", shape, dim) for shape, dim in _STRIDED), channels_last]
     if name == "random":
         return list(dict.fromkeys(islice(_random(random.Random(str(seed)), min(elements, _RANDOM_MOST)), _RANDOM)))
+    groups = {True: "masked", False: "masked, dim not last"}
     return [
-        Case("masked" if dim == -1 else "masked, dim not last", shape, dim, fused=fused, beside=beside)
+        Case("scaled" if fused == "scale" else groups[dim == -1], shape, dim, fused=fused, beside=beside)
         for shape, dim, fused, beside in _MASKED
     ]
 
@@ -212,10 +216,12 @@ def shrunk(case: Case, most_bytes: int, dtype: torch.dtype) -> Case:
     return replace(case, shape=tuple(sizes), beside=beside)
 
 
-def fused(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | bool]:
+def fused(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | bool | float]:
     """The keyword arguments of softmax that the case asks for; masks exclude a third of the elements."""
     if case.fused == "causal":
         return {"causal": True}
+    if case.fused == "scale":
+        return {"scale": 0.7}
     if case.fused == "bias":
         return {"bias": torch.randn(case.beside, device=device, dtype=dtype)}
     if case.fused:

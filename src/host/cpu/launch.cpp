@@ -533,8 +533,9 @@ class Launch {
     return forward() ? Counts{scratch.tile, -kInfinity} : Counts{scratch.output, empty_output()};
   }
 
-  // Whether anything that counts is left.
+  // Whether anything that counts is left; a scale alone leaves nothing out.
   bool living(std::int64_t first, std::int64_t count) const {
+    if (problem_.fused.only_scale()) return true;
     const Counts counts = this->counts();
     for (std::int64_t i = first; i < first + count; ++i)
       if (counts(i)) return true;
@@ -692,6 +693,7 @@ class Launch {
   // The tile's results; `unbounded`: they may be NaN.
   template <typename IsLiving>
   void mend_columns(Range dim, std::int64_t width, bool unbounded, const IsLiving& is_living) const {
+    if (problem_.fused.only_scale()) return;
     Scratch<Real>& scratch = Scratch<Real>::of_thread();
     const std::int64_t stride = tiling_.positions_per_tile;
     if (unbounded)

@@ -90,6 +90,8 @@ inline float __uint_as_float(unsigned x) {
   std::memcpy(&y, &x, 4);
   return y;
 }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline double __dmul_rn(double x, double y) { return x * y; }
 inline unsigned __float_as_uint(float x) {
   unsigned y;
   std::memcpy(&y, &x, 4);
