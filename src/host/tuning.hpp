@@ -190,8 +190,8 @@ constexpr bool rather_ragged_blocks(int source_bytes, bool fused, std::int64_t v
 }
 
 // Whether a scale alone has kernels of rows for itself, which are those where nothing is fused, with a product more an
-// element: to scale each by a kernel that asks for masks takes twice as long, and those without would take 2 % longer
-// (narrow float32 5).
+// element: kernels that ask for masks take half as long again, and those without would take 2 % longer (narrow rows of
+// float32 5). Not of float64, which is rare.
 constexpr bool rows_may_scale(int source_bytes) { return source_bytes < 8; }
 
 // Rows of float64, of which a vector has two, are as good as aligned; and fused ones of two types are too rare.
