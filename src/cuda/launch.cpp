@@ -93,7 +93,7 @@ int& kernels_compiled() {
 void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses, void* workspace,
             void* stream) {
   if (plan.scales && problem.fused.any)
-    return launch(without_scale(problem, plan), plan, device, addresses, workspace, stream);
+    return launch(without_scale(problem), plan, device, addresses, workspace, stream);
   const CurrentDevice current(device.index);
   const Pointers pointers{addresses, workspace, device.shared_bytes_per_block,
                           device.compute_capability >= tuning::kOverlapFrom};

@@ -260,7 +260,7 @@ void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts)
 }  // namespace
 
 std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
-  if (plan.scales && problem.fused.any) return coverage(without_scale(problem, plan), plan);
+  if (plan.scales && problem.fused.any) return coverage(without_scale(problem), plan);
   if (plan.interleaved > 1 && problem.inner.size > 1) return coverage(interleaved_rows(problem), plan);
   Counts counts(problem);
   switch (plan.regime) {

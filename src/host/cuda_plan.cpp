@@ -1762,12 +1762,11 @@ std::optional<Plan> scaling_plan(const Problem& problem, const Device& device, s
   if (!problem.fused.only_scale()) return {};
   const auto scale = static_cast<float>(problem.fused.scale);
   const bool forward = problem.direction == Direction::forward;
-  const bool may_scale = tuning::rows_may_scale(size_of(problem.source)) && problem.source == problem.result;
-  if (forward && (!may_scale || !(scale > 0) || !std::isfinite(scale) || forced == Regime::strided)) return {};
-  Plan plan;
-  plan.scales = true;
-  plan = cuda_plan(without_scale(problem, plan), device, forced);
-  if (forward && (plan.regime == Regime::strided || plan.interleaved > 1)) return {};
+  const bool may_scale = tuning::rows_may_scale(size_of(problem.source)) && problem.source == problem.result &&
+                         problem.contiguous_rows() && forced != Regime::strided;
+  if (forward && (!may_scale || !(scale > 0) || !std::isfinite(scale))) return {};
+  Plan plan = cuda_plan(without_scale(problem), device, forced);
+  if (forward && plan.regime == Regime::strided) return {};
   plan.scales = true;
   return plan;
 }
@@ -1793,10 +1792,10 @@ Offer offer_of(Regime regime, const Problem& problem, const Device& device, cons
 
 }  // namespace
 
-Problem without_scale(const Problem& problem, const Plan& plan) {
-  Problem factor = problem;
-  factor.fused.any = problem.fused.any && !plan.scales;
-  return factor;
+Problem without_scale(const Problem& problem) {
+  Problem plain = problem;
+  plain.fused.any = false;
+  return plain;
 }
 
 Problem interleaved_rows(const Problem& problem) {

@@ -120,7 +120,7 @@ Plan cuda_plan(const Problem& problem, const Device& device, std::optional<Regim
 // Walks every thread of the grid with the index functions that the kernels use.
 std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan);
 
-// The problem that the kernels of a plan take it for: where the plan scales, one of which nothing is fused.
-Problem without_scale(const Problem& problem, const Plan& plan);
+// What the kernels of a plan that scales take the problem for: one of which nothing is fused.
+Problem without_scale(const Problem& problem);
 
 }  // namespace ndsoftmax
