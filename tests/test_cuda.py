@@ -616,6 +616,41 @@ def test_masked_columns(dim: int, inner: int, dtype: torch.dtype, broadcast: tup
     assert_close(grad_input, exact_grad, oracle.magnitude(alive, y.detach(), 2, log=False) * abs(scale))
 
 
+@pytest.mark.parametrize("broadcast", [(), (0, 1), (1,), (0, 1, 2)])  # dimensions that share a mask, or a bias
+@pytest.mark.parametrize("begin", [0, 1, 3, 4])  # elements before the mask, or the bias, and twice as many before rows
+@pytest.mark.parametrize("scale", [0.5, -0.5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [41, 203, 1025, 1030, 2304, 4099, 10007, 50257])
+def test_rows_that_begin_anywhere_beside_masks_and_biases(
+    dim: int, dtype: torch.dtype, scale: float, begin: int, broadcast: tuple[int, ...]
+) -> None:
+    shape = (3, 2, 5, dim)
+
+    def view(tensor: torch.Tensor, before: int) -> torch.Tensor:
+        return torch.cat((tensor.flatten()[:before], tensor.flatten()))[before:].view(tensor.shape)
+
+    x = view(normal(shape).to(dtype), 2 * begin).requires_grad_()
+    other = normal(tuple(1 if i in broadcast else size for i, size in enumerate(shape)), seed=1)
+    mask = view(other < 0.5, begin)
+    included = ~mask.expand(shape)
+    y = ndsoftmax.softmax(x, mask=mask, scale=scale)
+    exact = oracle.masked_forward(x.detach(), 3, included, scale=scale, log=False)
+    shift = (x.detach().double() * abs(scale)).abs().amax() if dtype == torch.float32 else 1
+    assert_close(y.detach(), exact, exact * (1 + shift), torch.finfo(dtype).eps)
+    grad = (normal(shape, seed=2) + 1).to(dtype)
+    (grad_input,) = torch.autograd.grad(y, x, grad)
+    alive = grad.where(included, 0)
+    exact_grad = oracle.backward(alive, y.detach(), 3, log=False) * scale
+    assert_close(grad_input, exact_grad, oracle.magnitude(alive, y.detach(), 3, log=False) * abs(scale))
+
+    bias = view(other.to(dtype), begin)
+    y = ndsoftmax.softmax(x.detach(), bias=bias, scale=scale)
+    biased = x.detach().double() * scale + bias.double()
+    exact = torch.softmax(biased, 3)
+    shift = biased.abs().amax() if dtype == torch.float32 else 1
+    assert_close(y, exact, exact * (1 + shift), torch.finfo(dtype).eps)
+
+
 def test_masked_calls_are_captured_in_a_graph() -> None:
     x, mask = normal((32, 1000)), normal((32, 1000)) > 0
     ndsoftmax.softmax(x, mask=mask)

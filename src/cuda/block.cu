@@ -2,8 +2,8 @@
 // Thread t has vectors t, t + block, t + 2 block, …; warps reduce by shuffles, then through shared memory.
 // Each element is read once and written once. What bounds it: memory, as long as rows start on 16 bytes. Others cost
 // each of their threads instructions. Rows of 16 bits are held as loaded where threads have more than four vectors. A
-// mask beside whole vectors, and nothing more, has kernels of its own (MaskedForward), as in the cluster regime: they
-// hold rows as where nothing is fused.
+// mask, and nothing more, has kernels of its own (MaskedForward), as in the cluster regime: they hold rows as where
+// nothing is fused. Those of whole vectors ask for vectors of the mask, others for the words that its bytes lie in.
 #include "cuda/async.cuh"
 #include "cuda/dispatch.cuh"
 
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArgument
   if constexpr (kHasAllKernels) {
     await_kernel_before();
     let_next_kernel_begin();
-    hold_rows<Row<Operation, int, !Operation::kMasked>, kVectors, 1>(
+    hold_rows<Row<Operation, int, !Operation::kAligned>, kVectors, 1>(
         arguments, arguments.first_block + blockIdx.x, 1, 1, blockDim.x, threadIdx.x, Lanes{}, BlockExchange{});
   } else {
     never_launched();

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     meeting.complete.open();
     await_kernel_before();
     let_next_kernel_begin();
-    using RowOf = Row<Operation, int, !Operation::kMasked>;
+    using RowOf = Row<Operation, int, !Operation::kAligned>;
     using Vectors = MoreVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>, kBeyond == Beyond::first>;
     hold_rows<RowOf, kVectors, 1>(
         arguments, block / blocks, 1, 1, blocks * blockDim.x, rank * blockDim.x + threadIdx.x, Lanes{},

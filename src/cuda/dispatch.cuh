@@ -175,8 +175,11 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   if constexpr (Operation::kFused) {
     arguments.fusing.masks_neighbours = masks_neighbours(problem);
     const bool held = !plan.staged && plan.vector == Row<Operation, int>::kVector;
-    arguments.fusing.masks_vectors = held && masks_vectors(problem);
+    // a warp's only where they go with vectors: to shift them takes registers, and so warps that hide its rows' latency
+    arguments.fusing.masks_vectors =
+        held && (plan.regime == Regime::warp ? masks_vectors(problem) : masks_neighbours(problem));
     arguments.fusing.biases_vectors = held && plan.passes == 1 && biases_vectors(problem);
+    arguments.fusing.aligned = masks_vectors(problem) || (biases_vectors(problem) && !plan.ragged);
   }
   return arguments;
 }
@@ -201,8 +204,12 @@ void visit_masked_operation(const Problem& problem, Visitor&& visitor) {
   visit_operation<true>(problem, [&]<typename Operation>() {
     using Source = typename Operation::Source;
     using Result = typename Operation::Result;
-    if constexpr (!kIsBackward<Operation> && std::is_same_v<Source, Result> && sizeof(Source) < 8)
-      visitor.template operator()<MaskedForward<Source, Result>>();
+    if constexpr (!kIsBackward<Operation> && std::is_same_v<Source, Result> && sizeof(Source) < 8) {
+      if (masks_vectors(problem))
+        visitor.template operator()<MaskedForward<Source, Result, true>>();
+      else
+        visitor.template operator()<MaskedForward<Source, Result>>();
+    }
   });
 }
 

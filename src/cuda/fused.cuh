@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/operation.cuh"
+#include "host/work.hpp"
 
 namespace ndsoftmax::cuda {
 
@@ -27,8 +28,9 @@ struct Fusing<Operation, true> {
   bool cut;                             // lines may end before what a thread has of them
   bool masks_evenly;                    // all that is fused is a scale and a mask, of which neighbours have the same
   bool masks_neighbours;                // all that is fused is a mask, of neighbours, and a scale, forward positive
-  bool masks_vectors;                   // the same, the scale is positive, and rows and masks are vectors
-  bool biases_vectors;                  // all that is fused is a scale and a bias, of the source's type, as vectors
+  bool masks_vectors;                   // the same, and rows are held as vectors, where masks may have to begin as well
+  bool biases_vectors;                  // all that is fused is a scale and a bias, of the source's type, both vectors
+  bool aligned;                         // where either: all begin on vectors, and end with one
   bool bias_is_real;                    // or else of the source's type
   bool causal;
   bool dead_rows_are_zero;
@@ -176,8 +178,8 @@ struct Extras<Operation, N, true> {
 };
 
 // Where masks and biases of a line of elements lie, some of whose neighbours a thread works on at a time: of a row, at
-// most. It has `reach` elements, before the diagonal.
-template <typename Operation, typename Index, int N>
+// most. It has `reach` elements, before the diagonal. kShifts: masks that are all there is of them may begin anywhere.
+template <typename Operation, typename Index, int N, bool kShifts = true>
 class FusedLine {
  public:
   using Source = typename Operation::Source;
@@ -192,10 +194,14 @@ class FusedLine {
   __device__ __forceinline__ FusedLine(const Fusing<Operation>& fusing, std::int64_t mask, std::int64_t bias,
                                        Index reach, int phase = 0)
       : fusing_(&fusing), mask_(fusing.mask + mask), reach_(reach) {
-    if (Operation::kMasked || (N >= 4 && fusing.masks_vectors)) return;  // nothing else is asked for
+    if (Operation::kAligned || (Operation::kMasked && N == 1)) return;  // nothing else is asked for
     if (kForward && fusing.bias != nullptr) bias_ = fusing.bias + bias * bias_bytes();
-    if (kForward && N >= 4 && fusing.biases_vectors) return;
-    find_vectors(phase);
+    if (N >= 4 && !Operation::kMasked && fusing.aligned) {
+      vectors_only_ = masks_aligned_ = true;
+      return;
+    }
+    vectors_only_ = N >= 4 && all_are_vectors(phase);
+    if (!vectors_only_) find_vectors(phase);
   }
 
   // To another line of as many elements, whose mask and bias lie so many elements further.
@@ -206,7 +212,13 @@ class FusedLine {
   }
 
   __device__ __forceinline__ Index reach() const { return reach_; }
-  __device__ __forceinline__ bool masks_vectors() const { return fusing_->masks_vectors; }
+  // Whether all that is fused is a mask, or a bias, that can be read as vectors: of masks, words.
+  __device__ __forceinline__ bool vectors_only() const { return Operation::kAligned || vectors_only_; }
+  __device__ __forceinline__ bool masks_vectors() const { return Operation::kMasked || fusing_->masks_vectors; }
+  // Then: whether masks are where vectors are.
+  __device__ __forceinline__ bool masks_are_aligned() const {
+    return Operation::kAligned || !kShifts || masks_aligned_;
+  }
   __device__ __forceinline__ bool masks_neighbours() const { return fusing_->masks_neighbours; }
   __device__ __forceinline__ bool biases_vectors() const { return kForward && fusing_->biases_vectors; }
   __device__ __forceinline__ const std::uint8_t* mask() const { return mask_; }
@@ -335,8 +347,7 @@ class FusedLine {
     if (first >= reach_) {
       extras.excluded = ExcludedOf::filled(ExcludedOf::kAll);
     } else {
-      extras.excluded.keep(first < 0 ? static_cast<int>(-first) : 0,
-                           reach_ - first < N ? static_cast<int>(reach_ - first) : N);
+      extras.excluded.keep(begin_of(first), end_of(first));
     }
   }
 
@@ -366,32 +377,45 @@ class FusedLine {
         if (extras.excluded[k]) terms[k] = fusing_->operation.nothing();
   }
 
-  // Where Fusing::masks_vectors: of what does not exist; resolve(), and with terms().
+  // Where Fusing::masks_vectors: of what does not exist; load() of vectors_only(); resolve(), of neighbours some of
+  // which may be none of the line's, and with terms().
   __device__ __forceinline__ void exclude_all(ExtrasOf& extras) const {
 #pragma unroll
     for (unsigned& word : extras.mask.words) word = fusing_->mask_flip != 0 ? 0 : ~0u;
   }
-  __device__ __forceinline__ void resolve_masked(ExtrasOf& extras) const {
-    extras.excluded = extras.mask.excluded(nullptr, fusing_->mask_flip);
+  template <bool kAligned>
+  __device__ __forceinline__ void load_words(const std::uint8_t* at, ExtrasOf& extras) const {
+    if constexpr (kAligned)
+      extras.mask.load_aligned(at);
+    else
+      extras.mask.load(at, shift_);
+  }
+  __device__ __forceinline__ void resolve_masked(Index first, bool whole, ExtrasOf& extras) const {
+    if constexpr (Operation::kAligned || !kShifts) {
+      extras.excluded = extras.mask.excluded(nullptr, fusing_->mask_flip);
+    } else {
+      extras.excluded = extras.mask.excluded(shift_, fusing_->mask_flip);
+      if (!whole) extras.excluded.keep(begin_of(first), end_of(first));
+    }
   }
   __device__ __forceinline__ void masked_terms(const ExtrasOf& extras, const Vec<Source, N>& source,
                                                Term* terms) const {
     Vec<Source, N> included = source;
-    replace(included, extras.mask.excluded(nullptr, fusing_->mask_flip), fusing_->operation.nothing());
+    replace(included, extras.excluded, fusing_->operation.nothing());
 #pragma unroll
     for (int k = 0; k < N; ++k) terms[k] = included.widened(k) * (Operation::kMasked ? 1 : fusing_->scale);
   }
 
-  // Where Fusing::biases_vectors: terms(), of elements that may be none of the line's.
-  __device__ __forceinline__ void biased_terms(Index first, const ExtrasOf& extras, const Vec<Source, N>& source,
-                                               Term* terms) const {
-    if (first >= reach_) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) terms[k] = fusing_->operation.nothing();
-      return;
-    }
+  // Where Fusing::biases_vectors: terms(), of such neighbours.
+  __device__ __forceinline__ void biased_terms(Index first, bool whole, const ExtrasOf& extras,
+                                               const Vec<Source, N>& source, Term* terms) const {
 #pragma unroll
     for (int k = 0; k < N; ++k) terms[k] = source.widened(k) * fusing_->scale + extras.bias.widened(k);
+    if (whole) return;
+    const int begin = begin_of(first), end = end_of(first);
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      if (k < begin || k >= end) terms[k] = fusing_->operation.nothing();
   }
 
   // Puts terms in the place of what was loaded. Forward, 16 bits would round a bias and a scale: there, only nothing()
@@ -475,6 +499,27 @@ class FusedLine {
     return excluded;
   }
 
+  // Of N neighbours, those before the diagonal.
+  __device__ __forceinline__ static int begin_of(Index first) { return first < 0 ? static_cast<int>(-first) : 0; }
+  __device__ __forceinline__ int end_of(Index first) const {
+    return reach_ - first < N ? static_cast<int>(reach_ - first) : N;
+  }
+
+  // Where Fusing says that vectors are all there is of them, whether this line has none that reaches out of the mask or
+  // the bias.
+  __device__ __forceinline__ bool all_are_vectors(int phase) {
+    const std::int64_t end = work::vectors_in_row<Index>(reach_, N, phase) * N - phase;
+    if (kShifts && masks_vectors()) {
+      const std::uint8_t* const from = mask_ - phase;
+      shift_ = MaskBytes<N>::shift_of(from);
+      masks_aligned_ = reinterpret_cast<std::uintptr_t>(from) % N == 0;
+      const int before = static_cast<int>(shift_ / 8), more = shift_ != 0 ? 4 - before : 0;
+      return from - before >= fusing_->mask && mask_ + end + more <= fusing_->mask_end;
+    }
+    if (!biases_vectors()) return false;
+    return bias_ - phase * bias_bytes() >= fusing_->bias && bias_ + end * bias_bytes() <= fusing_->bias_end;
+  }
+
   // Where words of the mask, and vectors of the bias, may be read.
   __device__ __forceinline__ void find_vectors(int phase) {
     const Fusing<Operation>& fusing = *fusing_;
@@ -502,7 +547,10 @@ class FusedLine {
   }
 
   __device__ __forceinline__ int bias_bytes() const { return with_real_bias() ? sizeof(Real) : sizeof(Source); }
-  __device__ __forceinline__ bool has(Index element) const { return element >= 0 && element < reach_; }
+  __device__ __forceinline__ bool has(Index element) const {
+    using Unsigned = std::make_unsigned_t<Index>;
+    return static_cast<Unsigned>(element) < static_cast<Unsigned>(reach_);
+  }
   __device__ __forceinline__ bool with_real_bias() const { return sizeof(Source) != 2 || fusing_->bias_is_real; }
 
   __device__ __forceinline__ Real bias_of(Index element) const {
@@ -531,12 +579,13 @@ class FusedLine {
   const std::uint8_t* bias_;
   Range mask_words_, bias_vectors_;  // where words of the mask, and vectors of the bias, can be read
   unsigned shift_ = 0;               // of these words
+  bool vectors_only_ = false, masks_aligned_ = false;
   Index reach_;
 };
 
 // Or nothing.
 struct NothingFused {};
-template <typename Operation, typename Index, int N>
-using LineIfFused = std::conditional_t<Operation::kFused, FusedLine<Operation, Index, N>, NothingFused>;
+template <typename Operation, typename Index, int N, bool kShifts = true>
+using LineIfFused = std::conditional_t<Operation::kFused, FusedLine<Operation, Index, N, kShifts>, NothingFused>;
 
 }  // namespace ndsoftmax::cuda

@@ -70,7 +70,7 @@ struct Forward {
   using State = MaxSum<Real>;
   using Term = Real;  // x; once reduced, see there
   static constexpr Direction kDirection = Direction::forward;
-  static constexpr bool kFused = kFused_, kMasked = false;
+  static constexpr bool kFused = kFused_, kMasked = false, kAligned = false;
 
   template <typename Other>
   using With = Forward<Source, Result, kFused, Other, kScales>;
@@ -328,14 +328,14 @@ using ScaledForward = Forward<Of, Of, false, bool, true>;
 template <typename Operation>
 inline constexpr bool kScalesRows = std::is_same_v<Operation, ScaledForward<typename Operation::Source>>;
 
-// The same where all that is fused is known when this is compiled: a positive scale and a mask, of neighbours, and
-// where rows are held as vectors, as vectors.
-template <typename Source, typename Result, typename Log = bool>
+// The same where all that is fused is known when this is compiled: a positive scale and a mask, of neighbours.
+// kAligned_: rows are whole vectors, and masks begin as they do.
+template <typename Source, typename Result, bool kAligned_ = false, typename Log = bool>
 struct MaskedForward : Forward<Source, Result, true, Log, true> {
-  static constexpr bool kMasked = true;
+  static constexpr bool kMasked = true, kAligned = kAligned_;
 
   template <typename Other>
-  using With = MaskedForward<Source, Result, Other>;
+  using With = MaskedForward<Source, Result, kAligned, Other>;
 };
 
 // softmax: dx = y (g - sum(g y)).  log_softmax: dx = g - exp(y) sum(g).
@@ -349,7 +349,7 @@ struct Backward {
     Real output, grad;
   };
   static constexpr Direction kDirection = Direction::backward;
-  static constexpr bool kFused = kFused_, kMasked = false;
+  static constexpr bool kFused = kFused_, kMasked = false, kAligned = false;
 
   template <typename Other>
   using With = Backward<Source, Result, kFused, Other>;

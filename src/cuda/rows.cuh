@@ -157,10 +157,10 @@ struct RowArguments {
 };
 
 // What is fused into a row, of which a thread has N neighbouring elements at a time.
-template <int N, typename Operation, typename Index>
-__device__ __forceinline__ FusedLine<Operation, Index, N> fused_line(const RowArguments<Operation>& arguments,
-                                                                     const Offsets<kOperands>& offset, Index dim,
-                                                                     int phase) {
+template <int N, bool kShifts = true, typename Operation, typename Index>
+__device__ __forceinline__ FusedLine<Operation, Index, N, kShifts> fused_line(const RowArguments<Operation>& arguments,
+                                                                              const Offsets<kOperands>& offset,
+                                                                              Index dim, int phase) {
   Index reach = dim;
   if (!Operation::kMasked && arguments.fusing.causal) {
     const std::int64_t until = offset.at[kRow] + arguments.fusing.diagonal + 1;
@@ -169,9 +169,11 @@ __device__ __forceinline__ FusedLine<Operation, Index, N> fused_line(const RowAr
   return {arguments.fusing, offset.at[kMask], offset.at[kBias], reach, phase};
 }
 
-// kMayBeRagged: rows may begin and end within vectors, which have kVectorOf elements.
+// kMayBeRagged: rows may begin and end within vectors, which have kVectorOf elements. kMasksShift: masks that are all
+// that is fused may begin within other bytes of their words than rows within vectors.
 template <typename Operation, typename Index, bool kMayBeRagged = true,
-          int kVectorOf = tuning::kVectorBytes / static_cast<int>(sizeof(typename Operation::Source))>
+          int kVectorOf = tuning::kVectorBytes / static_cast<int>(sizeof(typename Operation::Source)),
+          bool kMasksShift = kMayBeRagged>
 class Row {
  public:
   using Source = typename Operation::Source;
@@ -204,7 +206,7 @@ class Row {
       if constexpr (kBackward)
         vectors_only_ = vectors_only_ && grad_ - phase_ >= arguments.grad && grad_ + end <= arguments.grad_end;
     }
-    if constexpr (Operation::kFused) fused_ = fused_line<kVector>(arguments, offset, dim_, phase_);
+    if constexpr (Operation::kFused) fused_ = fused_line<kVector, kMasksShift>(arguments, offset, dim_, phase_);
   }
 
   __device__ __forceinline__ int phase() const { return kMayBeRagged ? phase_ : 0; }
@@ -237,7 +239,7 @@ class Row {
   // ends where the tensor does, only vectors that reach out of it are loaded element by element.
   template <bool kEdgesApart = tuning::edges_apart(sizeof(Source)), int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
-    if (masks_vectors()) return load_masked(first, step, end, raw);
+    if (masks_vectors() && reads_vectors_only()) return load_masked(first, step, end, raw);
     if (biases_vectors()) return load_biased(first, step, end, raw);
     end = end < reach() ? end : reach();
     if (!kMayBeRagged || vectors_only_) {
@@ -263,11 +265,15 @@ class Row {
         if constexpr (kBackward) raw[i / kVector].grad.insert(i % kVector, grad_ + at);
       }
     }
-    if constexpr (Operation::kFused && kVector == 1)
+    if constexpr (Operation::kFused && kVector == 1) {
       fused_.load(first, step, end, raw);
-    else if constexpr (Operation::kFused)
+    } else if constexpr (Operation::kFused) {
 #pragma unroll
-      for (int item = 0; item < kVectors; ++item) fused_.load(first, item * step, raw[item].extras);
+      for (int item = 0; item < kVectors; ++item) {
+        if (masks_vectors()) fused_.exclude_all(raw[item].extras);
+        fused_.load(first, item * step, raw[item].extras);
+      }
+    }
   }
 
   // The same where Fusing::masks_vectors: what is not loaded is excluded.
@@ -277,20 +283,21 @@ class Row {
       end = end < dim_ ? end : dim_;
       const Source *source = source_ + first, *grad = grad_ + first;
       const std::uint8_t* mask = fused_.mask() + first;
+      const auto load_with = [&](auto aligned) {
 #pragma unroll
-      for (int item = 0; item < kVectors; ++item) {
-        // of 16 bits, as many as there is room for are asked for the maximum
-        raw[item].source =
-            Operation::kMasked
-                ? Vec<Source, kVector>::filled(-std::numeric_limits<typename Operation::Real>::infinity())
-                : Vec<Source, kVector>{};
-        raw[item].grad = {};
-        fused_.exclude_all(raw[item].extras);
-        if (first + item * step >= end) continue;
-        raw[item].source = Vec<Source, kVector>::load(source + item * step);
-        if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad + item * step);
-        raw[item].extras.mask.load_aligned(mask + item * step);
-      }
+        for (int item = 0; item < kVectors; ++item) {
+          raw[item] = nothing();
+          fused_.exclude_all(raw[item].extras);
+          if (first + item * step >= end) continue;
+          raw[item].source = Vec<Source, kVector>::load(source + item * step);
+          if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad + item * step);
+          fused_.template load_words<aligned>(mask + item * step, raw[item].extras);
+        }
+      };
+      if (fused_.masks_are_aligned())
+        load_with(std::true_type{});
+      else
+        load_with(std::false_type{});
     }
   }
 
@@ -325,7 +332,7 @@ class Row {
       if constexpr (kVector == 1)
         fused_.resolve(raw.extras);
       else if (masks_vectors())
-        fused_.resolve_masked(raw.extras);
+        fused_.resolve_masked(first, whole(first), raw.extras);
       else
         fused_.resolve(first, raw.extras);
       if constexpr (kBackward || Operation::kMasked) fused_.apply(first, raw.extras, raw.source, raw.grad);
@@ -364,9 +371,14 @@ class Row {
     };
     if constexpr (Operation::kFused && !kBackward) {
       if (masks_vectors())
-        return each([&](const Raw& raw, Index, Term* of) { fused_.masked_terms(raw.extras, raw.source, of); });
+        return each([&](Raw& raw, Index at, Term* of) {
+          fused_.resolve_masked(at, whole(at), raw.extras);
+          fused_.masked_terms(raw.extras, raw.source, of);
+        });
       if (biases_vectors())
-        return each([&](const Raw& raw, Index at, Term* of) { fused_.biased_terms(at, raw.extras, raw.source, of); });
+        return each([&](const Raw& raw, Index at, Term* of) {
+          fused_.biased_terms(at, whole(at), raw.extras, raw.source, of);
+        });
     }
     each([&](Raw& raw, Index at, Term* of) {
       resolve(raw, at);
@@ -415,7 +427,9 @@ class Row {
  private:
   __device__ __forceinline__ Raw nothing() const {
     Raw raw;
-    if constexpr (Operation::kFused) {
+    if constexpr (Operation::kMasked) {  // of 16 bits, as many as there is room for are asked for the maximum
+      raw.source = Vec<Source, kVector>::filled(operation_.nothing());
+    } else if constexpr (Operation::kFused) {
       raw.source = raw.grad = {};
     } else if constexpr (kBackward) {
       raw.source = Vec<Source, kVector>::filled(operation_.nothing().output);
@@ -438,9 +452,14 @@ class Row {
 
   __device__ __forceinline__ bool biases_vectors() const {
     if constexpr (kFusesMore<Operation> && !kBackward && kVector >= 4)
-      return fused_.biases_vectors();
+      return fused_.biases_vectors() && reads_vectors_only();
     else
       return false;
+  }
+  // No vector of an operand that touches the row reaches out of that.
+  __device__ __forceinline__ bool reads_vectors_only() const {
+    if constexpr (Operation::kFused) return vectors_only_ && fused_.vectors_only();
+    return vectors_only_;
   }
 
   // The same of kEdgesApart: the vector that reaches over the row's beginning, and the one that reaches over its end.
@@ -492,7 +511,7 @@ class Row {
   bool ragged_;
   Operation operation_;
   bool vectors_only_ = true;  // no vector that touches the row reaches out of the tensor
-  LineIfFused<Operation, Index, kVector> fused_;
+  LineIfFused<Operation, Index, kVector, kMasksShift> fused_;
 };
 
 // Of a row, from the state of those of its terms that a team holds.

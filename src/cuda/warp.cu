@@ -26,7 +26,7 @@ __device__ __forceinline__ void hold_warp_rows(const RowArguments<Operation>& ar
   let_next_kernel_begin();
   constexpr bool kMayBeRagged =
       kVector > 1 && tuning::vectors_may_be_ragged(sizeof(typename Operation::Source), Operation::kFused, kLog2Dim);
-  using RowOf = Row<Operation, int, kMayBeRagged, kVector>;
+  using RowOf = Row<Operation, int, kMayBeRagged, kVector, false>;
   hold_rows<RowOf, kVectors, kLayout.rows>(arguments, row_of(group, 0), groups, turns, kLayout.lanes, lane,
                                            Lanes{kLayout.lanes}, WarpExchange{});
 }

@@ -55,21 +55,23 @@ int state_bytes(const Problem& problem) {
   return tuning::accumulator_bytes(size_of(problem.source)) * values;
 }
 
+// Whether an operand with elements of so many bytes begins within units of so many elements as the source does, in
+// every row.
+bool rows_start_alike(const Problem& problem, int operand, int bytes, int unit) {
+  const std::int64_t phase = problem.misalignment[kSource] / size_of(problem.source);
+  return (phase - problem.misalignment[operand] / bytes) % unit == 0 &&
+         std::all_of(problem.outer.groups.begin(), problem.outer.groups.begin() + problem.outer.rank,
+                     [&](const Group& group) { return (group.stride[kSource] - group.stride[operand]) % unit == 0; });
+}
+
 // Vectors of a row need every operand misaligned alike, in every row: then its vectors are vectors of all of them.
 bool rows_are_vectors(const Problem& problem) {
-  const int source_bytes = size_of(problem.source);
-  const std::int64_t phase = problem.misalignment[kSource] / source_bytes;
-  for (const int operand : {kGrad, kResult}) {
-    if (!problem.has(operand)) continue;
+  const auto alike = [&](int operand) {
     const int bytes = bytes_of(problem, operand);
-    const int period = tuning::kVectorBytes / std::max(bytes, source_bytes);  // elements
-    if ((phase - problem.misalignment[operand] / bytes) % period != 0) return false;
-    for (int group = 0; group < problem.outer.rank; ++group) {
-      const auto& stride = problem.outer.groups[group].stride;
-      if ((stride[kSource] - stride[operand]) % period != 0) return false;
-    }
-  }
-  return true;
+    return !problem.has(operand) ||
+           rows_start_alike(problem, operand, bytes, tuning::kVectorBytes / std::max(bytes, size_of(problem.source)));
+  };
+  return alike(kGrad) && alike(kResult);
 }
 
 // Whether every row of an operand, with elements of so many bytes, starts on what belongs to a vector of the source.
@@ -79,14 +81,6 @@ bool rows_start_on_vectors(const Problem& problem, Operand operand, int bytes) {
   for (int group = 0; group < problem.outer.rank; ++group)
     starts = starts && problem.outer.groups[group].stride[operand] % vector == 0;
   return starts;
-}
-
-// Whether rows are vectors, and vectors of a mask or a bias, with elements of so many bytes, go with them.
-bool is_vectors_beside_rows(const Problem& problem, Operand operand, int bytes) {
-  const int source_bytes = size_of(problem.source);
-  return problem.contiguous_rows() && problem.dim.size % (tuning::kVectorBytes / source_bytes) == 0 &&
-         problem.dim.groups[0].stride[operand] == 1 && rows_start_on_vectors(problem, operand, bytes) &&
-         rows_start_on_vectors(problem, kSource, source_bytes) && rows_are_vectors(problem);
 }
 
 // Whether nothing() stays what it is when kernels multiply it by the scale: by 0, it would be NaN.
@@ -192,7 +186,8 @@ bool fuses_while_staged(const Problem& problem) {
 // also backward; not where rows fill the GPU so seldom that tuning::staged_waves() says so.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
-  const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, fuses_while_staged(problem));
+  const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any,
+                                           fuses_while_staged(problem), problem.fused.causal);
   if (problem.dim.size > most || !problem.packed_rows()) return false;
   const bool tiny = are_tiny(rows, problem, device);
   if (device.compute_capability < tuning::kAllKernelsFrom && !tiny) return false;
@@ -205,8 +200,15 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
     return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
-  if (problem.fused.mask && problem.fused.bias && rows.dim <= tuning::kStagedMaskAndBiasDim) return true;
-  if (problem.fused.any) return 2 * rows.vectors <= room;
+  if (problem.fused.any) {
+    const bool fuses = fuses_while_staged(problem), both = problem.fused.mask && problem.fused.bias;
+    const int bytes = size_of(problem.source);
+    if (rows.dim <= tuning::staged_fused_dim(bytes, problem.direction, fuses, both) &&
+        (problem.direction == Direction::forward ||
+         tuning::staged_lanes(static_cast<int>(rows.dim), bytes, fuses) < lanes))
+      return true;
+    return 2 * rows.vectors <= room;
+  }
   return problem.direction == Direction::forward && 4 * rows.vectors < 3 * room;
 }
 
@@ -425,7 +427,7 @@ std::optional<Plan> rather_block_plan(const Problem& problem, const Rows& rows, 
     const std::int64_t threads = threads_for(rows, tuning::kGradientVectors);
     if (problem.direction == Direction::backward && rows_each * threads > tuning::kMaxBlock &&
         tuning::gradients_fill(rows.vectors, threads))
-      vectors = tuning::kGradientVectors;
+      vectors = problem.fused.any ? rows.most_held : tuning::kGradientVectors;
   } else if (rows.ragged() && rows.fits_warp &&
              tuning::rather_ragged_blocks(size_of(problem.source), problem.fused.any, rows.vectors, rows_each)) {
     vectors = tuning::kRaggedVectors;
@@ -1855,7 +1857,10 @@ bool masks_neighbours(const Problem& problem) {
 }
 
 bool masks_vectors(const Problem& problem) {
-  return masks_neighbours(problem) && scales_nothing(problem.fused) && is_vectors_beside_rows(problem, kMask, 1);
+  const int source_bytes = size_of(problem.source);
+  return masks_neighbours(problem) && scales_nothing(problem.fused) && problem.contiguous_rows() &&
+         problem.dim.size % (tuning::kVectorBytes / source_bytes) == 0 && rows_start_on_vectors(problem, kMask, 1) &&
+         rows_start_on_vectors(problem, kSource, source_bytes) && rows_are_vectors(problem);
 }
 
 bool masks_columns(const Problem& problem, int vector) {
@@ -1885,15 +1890,19 @@ int columns_shared_bytes(const Problem& problem, const Plan& plan) {
   return columns_shared_slots(problem, plan) * sources_of(problem) * plan.vector * size_of(problem.source) * plan.block;
 }
 
+bool biases_neighbours(const Problem& problem, int unit) {
+  return problem.fused.bias && problem.fused.bias_dtype == problem.source && problem.dim.groups[0].stride[kBias] == 1 &&
+         rows_start_alike(problem, kBias, size_of(problem.source), unit);
+}
+
 bool biases_vectors(const Problem& problem) {
-  const Fused& fused = problem.fused;
-  return fused.only_bias() && fused.bias_dtype == problem.source &&
-         is_vectors_beside_rows(problem, kBias, size_of(fused.bias_dtype));
+  return problem.fused.only_bias() && problem.contiguous_rows() && rows_are_vectors(problem) &&
+         biases_neighbours(problem, tuning::kVectorBytes / size_of(problem.source));
 }
 
 bool has_masked_kernels(const Problem& problem) {
   return problem.direction == Direction::forward && problem.source == problem.result && size_of(problem.source) < 8 &&
-         masks_vectors(problem);
+         problem.contiguous_rows() && masks_neighbours(problem);
 }
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan) {

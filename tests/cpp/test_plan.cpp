@@ -375,13 +375,15 @@ int main() {
     const Problem few = masked(3, 5, 1000);
     CHECK(plan(few, h200).together && covers(few, plan(few, h200)));
   }
-  // what kernels that know masks alone take: vectors of a mask beside vectors of a row
+  // what kernels that know masks alone take: a mask beside a row; and where vectors of either go with those of rows
   {
     alignas(16) char bytes[16];
     CHECK(masks_vectors(masked(4, 8, 4096, false, bytes)) && has_masked_kernels(masked(4, 8, 4096, false, bytes)));
     CHECK(!masks_vectors(masked(4, 8, 4096, false, bytes + 1)) && !masks_vectors(masked(4, 8, 4097)));
+    CHECK(has_masked_kernels(masked(4, 8, 4096, false, bytes + 1)) && has_masked_kernels(masked(4, 8, 4097)));
     CHECK(!masks_vectors(masked(4, 8, 4096, true)) && biases_vectors(masked(4, 8, 4096, true, bytes)));
     CHECK(!biases_vectors(masked(4, 8, 4096, true, bytes + 4)));
+    CHECK(biases_vectors(masked(4, 8, 4097, true, bytes)) && !biases_vectors(masked(4, 7, 4097, true, bytes)));
   }
 
   CHECK_THROWS(std::invalid_argument, plan(problem(1, 2000, 1), gpu(90), Regime::warp));
