@@ -109,6 +109,7 @@ def fusions(x: Tensor, dims: tuple[int, ...]) -> Iterator[tuple[dict[str, Any], 
     bias = torch.randn(x.shape[-1]).to(x.dtype)
     yield {"mask": mask, "scale": 0.5}, ~mask
     yield {"where": ~mask[..., :1], "bias": bias}, (~mask[..., :1]).expand(x.shape)
+    yield {"bias": torch.randn(x.shape).to(x.dtype), "scale": 0.5}, everything
     if x.dim() == 4:
         yield {"mask": mask[:, :1], "scale": 2}, (~mask[:, :1]).expand(x.shape)
     if dims == (x.dim() - 1,):

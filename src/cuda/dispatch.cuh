@@ -179,7 +179,8 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
     arguments.fusing.masks_vectors =
         held && (plan.regime == Regime::warp ? masks_vectors(problem) : masks_neighbours(problem));
     arguments.fusing.biases_vectors = held && plan.passes == 1 && biases_vectors(problem);
-    arguments.fusing.aligned = masks_vectors(problem) || (biases_vectors(problem) && !plan.ragged);
+    arguments.fusing.aligned =
+        (arguments.fusing.masks_vectors && masks_vectors(problem)) || (arguments.fusing.biases_vectors && !plan.ragged);
   }
   return arguments;
 }

@@ -28,9 +28,9 @@ struct Fusing<Operation, true> {
   bool cut;                             // lines may end before what a thread has of them
   bool masks_evenly;                    // all that is fused is a scale and a mask, of which neighbours have the same
   bool masks_neighbours;                // all that is fused is a mask, of neighbours, and a scale, forward positive
-  bool masks_vectors;                   // the same, and rows are held as vectors, where masks may have to begin as well
+  bool masks_vectors;                   // the same, and rows are held as vectors; by a warp, masks begin where those do
   bool biases_vectors;                  // all that is fused is a scale and a bias, of the source's type, both vectors
-  bool aligned;                         // where either: all begin on vectors, and end with one
+  bool aligned;                         // one of these two, and in every row, and beside it, vectors are whole
   bool bias_is_real;                    // or else of the source's type
   bool causal;
   bool dead_rows_are_zero;
@@ -377,12 +377,12 @@ class FusedLine {
         if (extras.excluded[k]) terms[k] = fusing_->operation.nothing();
   }
 
-  // Where Fusing::masks_vectors: of what does not exist; load() of vectors_only(); resolve(), of neighbours some of
-  // which may be none of the line's, and with terms().
+  // Where Fusing::masks_vectors. Of what does not exist:
   __device__ __forceinline__ void exclude_all(ExtrasOf& extras) const {
 #pragma unroll
     for (unsigned& word : extras.mask.words) word = fusing_->mask_flip != 0 ? 0 : ~0u;
   }
+  // load() where vectors_only(). kAligned: masks_are_aligned().
   template <bool kAligned>
   __device__ __forceinline__ void load_words(const std::uint8_t* at, ExtrasOf& extras) const {
     if constexpr (kAligned)
@@ -390,6 +390,7 @@ class FusedLine {
     else
       extras.mask.load(at, shift_);
   }
+  // resolve(); unless `whole`, some of the neighbours are none of the line's.
   __device__ __forceinline__ void resolve_masked(Index first, bool whole, ExtrasOf& extras) const {
     if constexpr (Operation::kAligned || !kShifts) {
       extras.excluded = extras.mask.excluded(nullptr, fusing_->mask_flip);
@@ -398,6 +399,7 @@ class FusedLine {
       if (!whole) extras.excluded.keep(begin_of(first), end_of(first));
     }
   }
+  // And terms().
   __device__ __forceinline__ void masked_terms(const ExtrasOf& extras, const Vec<Source, N>& source,
                                                Term* terms) const {
     Vec<Source, N> included = source;
@@ -406,7 +408,7 @@ class FusedLine {
     for (int k = 0; k < N; ++k) terms[k] = included.widened(k) * (Operation::kMasked ? 1 : fusing_->scale);
   }
 
-  // Where Fusing::biases_vectors: terms(), of such neighbours.
+  // Where Fusing::biases_vectors, and vectors_only(): resolve() and terms().
   __device__ __forceinline__ void biased_terms(Index first, bool whole, const ExtrasOf& extras,
                                                const Vec<Source, N>& source, Term* terms) const {
 #pragma unroll
@@ -499,7 +501,7 @@ class FusedLine {
     return excluded;
   }
 
-  // Of N neighbours, those before the diagonal.
+  // Of N neighbours that begin at `first`, the line has those from begin_of() until end_of().
   __device__ __forceinline__ static int begin_of(Index first) { return first < 0 ? static_cast<int>(-first) : 0; }
   __device__ __forceinline__ int end_of(Index first) const {
     return reach_ - first < N ? static_cast<int>(reach_ - first) : N;
@@ -577,8 +579,8 @@ class FusedLine {
   const Fusing<Operation>* fusing_;
   const std::uint8_t* mask_;  // of the first element
   const std::uint8_t* bias_;
-  Range mask_words_, bias_vectors_;  // where words of the mask, and vectors of the bias, can be read
-  unsigned shift_ = 0;               // of these words
+  Range mask_words_{0, -1}, bias_vectors_{0, -1};  // where words of the mask, and vectors of the bias, can be read
+  unsigned shift_ = 0;                             // of these words
   bool vectors_only_ = false, masks_aligned_ = false;
   Index reach_;
 };

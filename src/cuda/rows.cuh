@@ -276,7 +276,7 @@ class Row {
     }
   }
 
-  // The same where Fusing::masks_vectors: what is not loaded is excluded.
+  // The same where Fusing::masks_vectors, and reads_vectors_only(): what is not loaded is excluded.
   template <int kVectors>
   __device__ __forceinline__ void load_masked(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
     if constexpr (Operation::kFused) {
@@ -301,7 +301,7 @@ class Row {
     }
   }
 
-  // The same where Fusing::biases_vectors.
+  // The same where Fusing::biases_vectors, and reads_vectors_only().
   template <int kVectors>
   __device__ __forceinline__ void load_biased(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
     if constexpr (Operation::kFused && !kBackward) {
@@ -456,7 +456,7 @@ class Row {
     else
       return false;
   }
-  // No vector of an operand that touches the row reaches out of that.
+  // Whether no vector that touches the row, or its mask or bias, reaches out of its tensor.
   __device__ __forceinline__ bool reads_vectors_only() const {
     if constexpr (Operation::kFused) return vectors_only_ && fused_.vectors_only();
     return vectors_only_;

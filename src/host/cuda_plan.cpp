@@ -183,11 +183,15 @@ bool fuses_while_staged(const Problem& problem) {
 
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
 // where more than a quarter of the lanes that hold vectors would hold none, or half of them where something is fused,
-// also backward; not where rows fill the GPU so seldom that tuning::staged_waves() says so.
+// also backward, or where such rows are narrow; not where rows fill the GPU so seldom that tuning::staged_waves() says
+// so.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
   if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
-  const int most = tuning::staged_most_dim(size_of(problem.source), problem.direction, problem.fused.any,
-                                           fuses_while_staged(problem), problem.fused.causal);
+  const int source = size_of(problem.source);
+  const int most = fuses_while_staged(problem)
+                       ? tuning::staged_fusing_most_dim(source, problem.direction, problem.fused.causal)
+                   : problem.fused.any ? tuning::staged_masked_most_dim(source)
+                                       : tuning::kStagedMostDim;
   if (problem.dim.size > most || !problem.packed_rows()) return false;
   const bool tiny = are_tiny(rows, problem, device);
   if (device.compute_capability < tuning::kAllKernelsFrom && !tiny) return false;
@@ -202,10 +206,9 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
   if (problem.fused.any) {
     const bool fuses = fuses_while_staged(problem), both = problem.fused.mask && problem.fused.bias;
-    const int bytes = size_of(problem.source);
-    if (rows.dim <= tuning::staged_fused_dim(bytes, problem.direction, fuses, both) &&
+    if (rows.dim <= tuning::staged_aligned_dim(source, problem.direction, fuses, both) &&
         (problem.direction == Direction::forward ||
-         tuning::staged_lanes(static_cast<int>(rows.dim), bytes, fuses) < lanes))
+         tuning::staged_lanes(static_cast<int>(rows.dim), source, fuses) < lanes))
       return true;
     return 2 * rows.vectors <= room;
   }
@@ -1890,14 +1893,12 @@ int columns_shared_bytes(const Problem& problem, const Plan& plan) {
   return columns_shared_slots(problem, plan) * sources_of(problem) * plan.vector * size_of(problem.source) * plan.block;
 }
 
-bool biases_neighbours(const Problem& problem, int unit) {
-  return problem.fused.bias && problem.fused.bias_dtype == problem.source && problem.dim.groups[0].stride[kBias] == 1 &&
-         rows_start_alike(problem, kBias, size_of(problem.source), unit);
-}
-
 bool biases_vectors(const Problem& problem) {
-  return problem.fused.only_bias() && problem.contiguous_rows() && rows_are_vectors(problem) &&
-         biases_neighbours(problem, tuning::kVectorBytes / size_of(problem.source));
+  const Fused& fused = problem.fused;
+  const int bytes = size_of(problem.source);
+  return fused.only_bias() && fused.bias_dtype == problem.source && problem.contiguous_rows() &&
+         problem.dim.groups[0].stride[kBias] == 1 && rows_are_vectors(problem) &&
+         rows_start_alike(problem, kBias, bytes, tuning::kVectorBytes / bytes);
 }
 
 bool has_masked_kernels(const Problem& problem) {

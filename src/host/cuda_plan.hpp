@@ -70,11 +70,9 @@ Axis rows_in_order(const Problem& problem, const Plan& plan);
 bool masks_neighbours(const Problem& problem);
 // Whether the scale is positive in any case, and the vectors of rows have vectors of the mask, too.
 bool masks_vectors(const Problem& problem);
-// Whether a bias of the source's type, of neighbours, begins within units of so many elements as rows do, in every row.
-bool biases_neighbours(const Problem& problem, int unit);
-// Whether all that is fused is a scale and such a bias, and rows of both are vectors.
+// Whether it is a scale and a bias of the source's type, and rows of both are vectors, which begin alike.
 bool biases_vectors(const Problem& problem);
-// Whether kernels of the block and cluster regimes that know no more than this take such a problem.
+// Whether kernels of the block and cluster regimes that know no more than a scale and a mask take such a problem.
 bool has_masked_kernels(const Problem& problem);
 
 // Whether a strided plan holds columns in registers, which has its own kernel.

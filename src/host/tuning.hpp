@@ -175,8 +175,8 @@ inline constexpr int kWarpBlocks = 8;
 // Backward, a lane has twice as much of a row. So wide ones go to blocks, whose threads have so many vectors of either
 // operand, where these are not all under way at once, and few threads would have less (an H200 takes for 1980 x 1024 of
 // float32 8.8 us, so 7.5, for 3400 x 512 7.6, 6.7; but for 8889 x 568 with a mask 14.6, 16.4).
-// As many as they have registers for where something is fused, which each thread has to find (98 x 4 x 64 x 1000 of
-// float32, causal, 66 us, so 38; with masks of keys 75, 73).
+// As many as they have registers for where something is fused: where that lies, each thread has to find (98 x 4 x 64 x
+// 1000 of float32, causal, 66 us, so 38; with masks of keys 75, 73).
 inline constexpr int kGradientVectors = 2, kGradientRowVectors = 128;  // the latter at least
 constexpr bool gradients_fill(std::int64_t vectors, std::int64_t threads) {
   return vectors >= kGradientRowVectors && 4 * kGradientVectors * threads <= 5 * vectors;
@@ -244,24 +244,25 @@ constexpr int staged_values(int source_bytes, bool fuses) { return fuses && sour
 inline constexpr int kStagedMasks = 8;     // bytes of a mask that a lane loads together
 inline constexpr int kStagedTogether = 4;  // words that a lane loads before it uses the first, where it holds none
 
-// Wider rows are better off as they lie where more than a mask is fused (heads of 146 x 146 of float16 with a bias: 38
-// us, staged 59; 124 x 124 0.36 of a copy's speed, staged 0.45; but of float32, which lies element by element up to
-// 512, 257 wide 0.52, staged 0.71, 511 wide 0.55, 0.69, unless what a diagonal leaves out need not be read: 321 wide
-// 0.97), and gradients where anything is (128 x 6 x 257 x 257 of
-// float32 with a mask: 170 us, staged 193; 115 x 115 of float16, causal, 0.73 of a copy's speed, staged 0.65, but 74 x
-// 74 0.49, 0.57). Masks of float32 go with a block's vectors from where one of a warp has several a thread (901 wide
-// 0.88, staged 0.79, but 577 wide 0.80, 0.86).
-constexpr int staged_most_dim(int source_bytes, Direction direction, bool fused, bool fuses, bool causal) {
-  if (!fuses) return fused && source_bytes == 4 ? 639 : 1 << kWarpMaxLog2Dim;
-  if (direction == Direction::forward) return source_bytes == 2 ? 127 : causal ? 319 : 511;
-  return source_bytes == 2 ? 95 : 127;
+// Wider rows are better off as they lie. Masked ones of float32 go with vectors of a block, where these are enough for
+// a warp to have several a thread (901 wide 0.88 of a copy's speed, staged 0.79, but 577 wide 0.80, 0.86).
+inline constexpr int kStagedMostDim = 1 << kWarpMaxLog2Dim;
+constexpr int staged_masked_most_dim(int source_bytes) { return source_bytes == 4 ? 639 : kStagedMostDim; }
+// Where more than a mask is fused: of 16 bits, those that vectors do as well by (heads of 146 x 146 of float16 with a
+// bias 38 us, staged 59; 124 x 124 0.36, staged 0.45). Of float32, such rows lie element by element up to 512 (with a
+// bias 257 wide 0.52, staged 0.71, 511 wide 0.55, 0.69), but what a diagonal leaves out need not be read there (321
+// wide 0.97). Gradients of which anything is fused sooner (128 x 6 x 257 x 257 of float32 with a mask 170 us, staged
+// 193; of float16, causal, 115 x 115 0.73, staged 0.65, but 74 x 74 0.49, 0.57).
+constexpr int staged_fusing_most_dim(int source_bytes, Direction direction, bool causal) {
+  if (direction == Direction::backward) return source_bytes == 2 ? 95 : 127;
+  return source_bytes == 2 ? 127 : causal ? 319 : 511;
 }
 // Of rows that start on 16 bytes, those up to so wide of which something is fused: to find what that is costs a lane,
 // for every row of which it has a vector or two, more than those do; staged, it does so for one row in several turns
 // (20 wide of float32 with a mask 0.26 of a copy's speed, staged 0.79, 48 wide 0.62, 0.79, 72 wide 0.84 either way; of
 // bfloat16, 40 wide 0.21, 0.65, 104 wide 0.46, 0.65, 192 wide 0.69, 0.61; with a bias 80 wide 0.34, 0.49, 96 wide 0.42,
 // 0.41). Gradients only where rows then have fewer lanes (40 wide of bfloat16 0.32, 0.58, but 64 wide 0.53, 0.44).
-constexpr int staged_fused_dim(int source_bytes, Direction direction, bool fuses, bool mask_and_bias) {
+constexpr int staged_aligned_dim(int source_bytes, Direction direction, bool fuses, bool mask_and_bias) {
   if (source_bytes == 2) return direction == Direction::backward ? 48 : fuses ? 80 : 104;
   return mask_and_bias ? 63 : fuses ? 40 : 48;
 }
@@ -277,8 +278,8 @@ constexpr int staged_items(int items) {
 
 // The most that any lane has.
 constexpr int staged_most_items(int source_bytes, Direction direction, bool fuses) {
-  const int most =
-      std::min(staged_most_dim(source_bytes, direction, fuses, fuses, false), staged_values(source_bytes, fuses));
+  const int most_dim = fuses ? staged_fusing_most_dim(source_bytes, direction, false) : kStagedMostDim;
+  const int most = std::min(most_dim, staged_values(source_bytes, fuses));
   return staged_items((most + staged_word(source_bytes) - 1) / staged_word(source_bytes));
 }
 
