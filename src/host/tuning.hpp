@@ -259,9 +259,10 @@ constexpr int staged_fusing_most_dim(int source_bytes, Direction direction, bool
 }
 // Of rows that start on 16 bytes, those up to so wide of which something is fused: to find what that is costs a lane,
 // for every row of which it has a vector or two, more than those do; staged, it does so for one row in several turns
-// (20 wide of float32 with a mask 0.26 of a copy's speed, staged 0.79, 48 wide 0.62, 0.79, 72 wide 0.84 either way; of
-// bfloat16, 40 wide 0.21, 0.65, 104 wide 0.46, 0.65, 192 wide 0.69, 0.61; with a bias 80 wide 0.34, 0.49, 96 wide 0.42,
-// 0.41). Gradients only where rows then have fewer lanes (40 wide of bfloat16 0.32, 0.58, but 64 wide 0.53, 0.44).
+// (20 wide of float32 with a mask of keys 0.26 of a copy's speed, staged 0.79, 48 wide 0.62, 0.79, but 80 wide 0.86,
+// 0.76; of bfloat16, 40 wide 0.21, 0.65, 104 wide 0.46, 0.65, but 192 wide 0.74, 0.61; with a bias 80 wide 0.34, 0.49,
+// but 96 wide 0.45, 0.41). Gradients only where rows then have fewer lanes (40 wide of bfloat16 0.32, 0.58, but 64 wide
+// 0.53, 0.44).
 constexpr int staged_aligned_dim(int source_bytes, Direction direction, bool fuses, bool mask_and_bias) {
   if (source_bytes == 2) return direction == Direction::backward ? 48 : fuses ? 80 : 104;
   return mask_and_bias ? 63 : fuses ? 40 : 48;
