@@ -917,19 +917,46 @@ def test_a_scale_alone_changes_no_plan_of_rows_or_gradients(
         assert planned(scale=0.5) == planned()
 
 
-@pytest.mark.parametrize(("dtype", "most_backward"), [(torch.float32, 127), (torch.bfloat16, 95)])
-def test_narrow_rows_of_which_something_is_fused_are_staged(dtype: torch.dtype, most_backward: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "biased", "causal", "backward"), [(torch.float32, 511, 319, 127), (torch.bfloat16, 127, 127, 95)]
+)
+def test_narrow_rows_of_which_something_is_fused_are_staged(
+    dtype: torch.dtype, biased: int, causal: int, backward: int
+) -> None:
     def is_staged(dim: int, **options: Any) -> bool:
         return ndsoftmax.explain((4096, 8, 30, dim), dtype=dtype, device="H200", **options).staged
 
-    for dim in range(5, 300, 2):
-        assert is_staged(dim, bias=(1, 8, 30, dim)) == (dim <= 127)
-        assert is_staged(dim, causal=True) == (dim <= 127)
-        assert is_staged(dim, causal=True, backward=True) == (dim <= most_backward)
-        assert is_staged(dim, mask=(4096, 1, 1, dim))
-    for dim in (40, 48, 56, 64, 80, 96):  # of vectors
-        assert is_staged(dim, bias=(1, 8, 30, dim), mask=(4096, 1, 1, dim)) == (dim < 64)
-        assert not is_staged(dim, bias=(1, 8, 30, dim))
+    for dim in range(5, 1024, 2):
+        assert is_staged(dim, bias=(1, 8, 30, dim)) == (dim <= biased)
+        assert is_staged(dim, causal=True) == (dim <= causal)
+        assert is_staged(dim, causal=True, backward=True) == (dim <= backward)
+        assert is_staged(dim, mask=(4096, 1, 1, dim)) == (dtype != torch.float32 or dim < 640)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "biased", "both", "masked", "backward"),
+    [(torch.float32, 40, 63, 48, {24, 40}), (torch.bfloat16, 80, 80, 104, {24, 40, 48})],
+)
+def test_rows_of_vectors_of_which_something_is_fused_are_staged_where_they_are_narrow(
+    dtype: torch.dtype, biased: int, both: int, masked: int, backward: set[int]
+) -> None:
+    def is_staged(dim: int, **options: Any) -> bool:
+        return ndsoftmax.explain((4096, 8, 32, dim), dtype=dtype, device="H200", **options).staged
+
+    for dim in (24, 32, 40, 48, 56, 64, 80, 96, 104, 112, 128, 256):
+        bias, mask = (1, 8, 32, dim), (4096, 1, 1, dim)
+        assert is_staged(dim, bias=bias) == (dim <= biased)
+        assert is_staged(dim, bias=bias, mask=mask) == (dim <= both)
+        assert is_staged(dim, mask=mask) == (dim <= masked)
+        # where lanes that share a row are no fewer then, they do as well by vectors
+        assert is_staged(dim, mask=mask, backward=True) == (dim in backward)
+
+
+def test_gradients_of_which_something_is_fused_go_to_fewer_threads() -> None:
+    plain = ndsoftmax.explain((4096, 1000), backward=True, device="H200")
+    masked = ndsoftmax.explain((4096, 1000), backward=True, mask=(4096, 1000), device="H200")
+    assert plain.regime == masked.regime == "block"
+    assert (plain.items, masked.items) == (2, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
