@@ -186,10 +186,10 @@ bool fuses_while_staged(const Problem& problem) {
 // also backward, or where such rows are narrow; not where rows fill the GPU so seldom that tuning::staged_waves() says
 // so.
 bool should_stage(const Problem& problem, const Rows& rows, const Device& device) {
-  if (!tuning::has_staged_rows(size_of(problem.source), size_of(problem.result), problem.fused.any)) return false;
   const int source = size_of(problem.source);
-  const int most = fuses_while_staged(problem)
-                       ? tuning::staged_fusing_most_dim(source, problem.direction, problem.fused.causal)
+  if (!tuning::has_staged_rows(source, size_of(problem.result), problem.fused.any)) return false;
+  const bool fuses = fuses_while_staged(problem);
+  const int most = fuses               ? tuning::staged_fusing_most_dim(source, problem.direction, problem.fused.causal)
                    : problem.fused.any ? tuning::staged_masked_most_dim(source)
                                        : tuning::kStagedMostDim;
   if (problem.dim.size > most || !problem.packed_rows()) return false;
@@ -198,14 +198,13 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
-  if (waves_of(rows, lanes, device) <=
-          tuning::staged_waves(size_of(problem.source), rows.dim, tiny, problem.fused.any) &&
+  if (waves_of(rows, lanes, device) <= tuning::staged_waves(source, rows.dim, tiny, problem.fused.any) &&
       rows.fits_warp)
     return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
   if (problem.fused.any) {
-    const bool fuses = fuses_while_staged(problem), both = problem.fused.mask && problem.fused.bias;
+    const bool both = problem.fused.mask && problem.fused.bias;
     if (rows.dim <= tuning::staged_aligned_dim(source, problem.direction, fuses, both) &&
         (problem.direction == Direction::forward ||
          tuning::staged_lanes(static_cast<int>(rows.dim), source, fuses) < lanes))
