@@ -311,6 +311,28 @@ def test_scales_that_vanish_leave_what_is_excluded_out(device: str, dim: int, dt
 
 
 @pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("scale", [8e-39, 2e-38, 4e-36, 3e35, 5e37, 1.5e38])  # kernels may have those in the middle
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((9, 40), 1), ((9, 1024), 1), ((3, 5001), 1), ((2, 50256), 1), ((3, 40, 64), 1), ((3, 40, 31), 1)],
+)
+def test_scales_that_undo_what_makes_numbers_large_or_small(
+    device: str, shape: tuple[int, ...], dim: int, masked: bool, dtype: torch.dtype, scale: float, log: bool
+) -> None:
+    x = numbers(torch.Size(shape).numel(), 0, torch.float32, device).view(shape).clamp(-2, 2)
+    x = (x / scale).to(dtype)
+    mask = torch.zeros(shape, dtype=torch.bool, device=device)
+    mask.select(dim, 5).fill_(masked)
+    z = (x.double() * scale).masked_fill(mask, -torch.inf)
+    expected = (torch.log_softmax if log else torch.softmax)(z, dim)
+    got = SOFTMAX[log](x, dim, scale=scale, **({"mask": mask} if masked else {}))
+    rtol, atol = (8e-3, 1e-2) if dtype == torch.bfloat16 else (4e-6, 4e-6)
+    torch.testing.assert_close(got.double(), expected, rtol=rtol, atol=atol if log else 0)
+
+
+@pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # what float16 has, float32 has times 3
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(

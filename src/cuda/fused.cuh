@@ -201,7 +201,10 @@ class FusedLine {
       return;
     }
     vectors_only_ = N >= 4 && all_are_vectors(phase);
-    if (!vectors_only_) find_vectors(phase);
+    if (!vectors_only_)
+      find_vectors(phase);
+    else if (Operation::kMasked)
+      mask_words_ = Range{-N, reach_ - 1};
   }
 
   // To another line of as many elements, whose mask and bias lie so many elements further.
@@ -382,7 +385,11 @@ class FusedLine {
 #pragma unroll
     for (unsigned& word : extras.mask.words) word = fusing_->mask_flip != 0 ? 0 : ~0u;
   }
-  // load() where vectors_only(). kAligned: masks_are_aligned().
+  // Whether words of the mask can be read for the neighbours that begin here. `inside`: the line begins before them.
+  __device__ __forceinline__ bool has_words(Index first, bool inside = false) const {
+    return !Operation::kMasked || ((inside || first >= mask_words_.first) && first <= mask_words_.last);
+  }
+  // load() of those. kAligned: masks_are_aligned().
   template <bool kAligned>
   __device__ __forceinline__ void load_words(const std::uint8_t* at, ExtrasOf& extras) const {
     if constexpr (kAligned)
@@ -390,11 +397,14 @@ class FusedLine {
     else
       extras.mask.load(at, shift_);
   }
-  // resolve(); unless `whole`, some of the neighbours are none of the line's.
+  // resolve(); unless `whole`, some of the neighbours are none of the line's. Only now of those that have no words, as
+  // these are rare.
   __device__ __forceinline__ void resolve_masked(Index first, bool whole, ExtrasOf& extras) const {
     if constexpr (Operation::kAligned || !kShifts) {
       extras.excluded = extras.mask.excluded(nullptr, fusing_->mask_flip);
     } else {
+      if (__builtin_expect(!has_words(first) && first < reach_, 0))
+        extras.mask.gather(mask_ + first, 1, shift_, [&](int k) { return has(first + k); });
       extras.excluded = extras.mask.excluded(shift_, fusing_->mask_flip);
       if (!whole) extras.excluded.keep(begin_of(first), end_of(first));
     }
@@ -514,9 +524,10 @@ class FusedLine {
     if (kShifts && masks_vectors()) {
       const std::uint8_t* const from = mask_ - phase;
       shift_ = MaskBytes<N>::shift_of(from);
-      masks_aligned_ = reinterpret_cast<std::uintptr_t>(from) % N == 0;
       const int before = static_cast<int>(shift_ / 8), more = shift_ != 0 ? 4 - before : 0;
-      return from - before >= fusing_->mask && mask_ + end + more <= fusing_->mask_end;
+      const bool inside = from - before >= fusing_->mask && mask_ + end + more <= fusing_->mask_end;
+      masks_aligned_ = inside && reinterpret_cast<std::uintptr_t>(from) % N == 0;
+      return inside;
     }
     if (!biases_vectors()) return false;
     return bias_ - phase * bias_bytes() >= fusing_->bias && bias_ + end * bias_bytes() <= fusing_->bias_end;

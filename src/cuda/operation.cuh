@@ -59,10 +59,16 @@ struct Live {
   }
 };
 
+// What the scale is yet to be multiplied with: terms, as may be those of 16 bits, which that would round; or, where all
+// terms are what was loaded, and of 16 bits, and results as well, only their distances from the largest, in the
+// multiplication that an exponential begins with. (Columns that are held took up to a seventh longer by distances: a
+// thread finds the largest of each back. Distances of bfloat16 that pass the largest float are infinite before a scale
+// would make less of them.)
+enum class Scales { nothing, terms, distances };
+
 // Log: bool, where one kernel is softmax and log_softmax, told at run time; or std::true_type or std::false_type.
-// kScales: terms are yet to be multiplied by the scale, as those of 16 bits may be, which that would round.
 template <typename Source_, typename Result_, bool kFused_ = false, typename Log = bool,
-          bool kScales = kFused_ && sizeof(Source_) == 2>
+          Scales kScalesWhat = kFused_ && sizeof(Source_) == 2 ? Scales::terms : Scales::nothing>
 struct Forward {
   using Source = Source_;
   using Result = Result_;
@@ -73,14 +79,30 @@ struct Forward {
   static constexpr bool kFused = kFused_, kMasked = false, kAligned = false;
 
   template <typename Other>
-  using With = Forward<Source, Result, kFused, Other, kScales>;
+  using With = Forward<Source, Result, kFused, Other, kScalesWhat>;
+
+  static constexpr bool kScales = kScalesWhat != Scales::nothing, kScalesDistances = kScalesWhat == Scales::distances;
 
   Log log;
   // Where kScales, positive, or 1 where terms have been multiplied. The maximum of a state is that of terms times it.
   Real scale = 1;
 
-  // (Where the maximum is subtracted in the same instruction, what its product was rounded off by is exponentiated.)
+  // (Not in the instruction that subtracts a maximum: what its product was rounded off by would be exponentiated.)
   __device__ __forceinline__ Real scaled(Real x) const { return kScales ? product(x, scale) : x; }
+  // The largest term, of which `max` is scaled. Where kScalesDistances, it had 16 bits, and those are the nearest to
+  // the product over the scale, whose reciprocal is no denormal number (may_scale()). An infinite product comes to NaN,
+  // as the row does.
+  __device__ __forceinline__ Real largest_term(Real max) const {
+    if constexpr (kScalesDistances)
+      return widen(narrow<Source>(max * reciprocal_for<Result>(scale))) + (max - max);
+    else
+      return max;
+  }
+  // What is subtracted from terms.
+  __device__ __forceinline__ Real origin(Real max) const { return largest_term(State::shift(max)); }
+  __device__ __forceinline__ Real distance(Term x, Real origin) const {
+    return (kScalesDistances ? x : scaled(x)) - origin;
+  }
 
   // Calls visit(log); of 32-bit results, where asking would cost each element instructions, with a constant.
   template <typename Visit>
@@ -124,7 +146,7 @@ struct Forward {
                                                  const Team& team) const {
     State state;
     state.max = known.max;
-    const Real shift = State::shift(state.max);
+    const Real origin = this->origin(state.max);
     PartialSums<Real, kItems * kPerItem> sums;
     const auto exponentiate = [&](auto log) {
 #pragma unroll
@@ -133,9 +155,12 @@ struct Forward {
 #pragma unroll
         for (int k = 0; k < kPerItem; ++k) {
           Term& term = terms[item * kStep + k];
-          const Real x = scaled(term) - shift, e = exponential(x, log);
+          const Real x = distance(term, origin), e = exponential(x, log);
           sums.add(item * kPerItem + k, e);
-          term = !log ? e : kKeepsDistances ? x : term;
+          if (!log)
+            term = e;
+          else if constexpr (kKeepsDistances)
+            term = kScalesDistances ? scaled(x) : x;
         }
       }
     };
@@ -168,11 +193,11 @@ struct Forward {
   }
   template <int kTerms>
   __device__ __forceinline__ void add(State& state, Term* terms) const {
-    const Real shift = State::shift(state.max);
+    const Real origin = this->origin(state.max);
     PartialSums<Real, kTerms, tuning::kPartialSumsOfFew> sums;
 #pragma unroll
     for (int k = 0; k < kTerms; ++k) {
-      const Real e = exponential(scaled(terms[k]) - shift, log);
+      const Real e = exponential(distance(terms[k], origin), log);
       sums.add(k, e);
       if (!log) terms[k] = e;
     }
@@ -201,11 +226,11 @@ struct Forward {
   __device__ __forceinline__ void accumulate(State& state, const Term* terms) const {
     State seen = state;
     raise<kItems, kPerItem, kStep>(seen, terms, kItems);
-    const Real shift = State::shift(seen.max);
+    const Real origin = this->origin(seen.max);
     PartialSums<Real, kItems * kPerItem, tuning::kPartialSumsOfFew> sums;
 #pragma unroll
     for (int i = 0; i < kItems * kPerItem; ++i)
-      sums.add(i, exponential(scaled(terms[i / kPerItem * kStep + i % kPerItem]) - shift, log));
+      sums.add(i, exponential(distance(terms[i / kPerItem * kStep + i % kPerItem], origin), log));
     state.sum = state.sum * rescale(state.max, seen.max) + sums.total();
     state.max = seen.max;
   }
@@ -217,18 +242,19 @@ struct Forward {
 #pragma unroll
     for (int i = 1; i < kItems; ++i) most = most.larger(raw[i].source);
     PartialSums<Real, kItems, tuning::kPartialSumsOfFew> sums[kColumns];
-    Real shift[kColumns];
+    Real origin[kColumns];
 #pragma unroll
     for (int k = 0; k < kColumns; ++k) {
       const Real max = larger(state[k].max, scaled(most.widened(k)));
       state[k].sum *= rescale(state[k].max, max);
       state[k].max = max;
-      shift[k] = State::shift(max);
+      origin[k] = this->origin(max);
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) sums[k].add(i, exponential(scaled(raw[i].source.widened(k)) - shift[k], log));
+      for (int k = 0; k < kColumns; ++k)
+        sums[k].add(i, exponential(distance(raw[i].source.widened(k), origin[k]), log));
 #pragma unroll
     for (int k = 0; k < kColumns; ++k) state[k].sum += sums[k].total();
   }
@@ -239,7 +265,7 @@ struct Forward {
   // Results from terms that reduce() has seen, of which it returned `held`, or from freshly loaded ones: again(). Both
   // get what with_log() gives. What differs only by 0 or 1 is computed all the same: that is exact.
   struct Finish {
-    Real max;
+    Real largest;    // largest_term() of the row
     Real from_kept;  // log_softmax: taken from terms, or, where those are distances, from the result
     // softmax: moves a term from the maximum of its team to that of the row. It is no part of `scale`, which is all
     // that again() takes; and of 16-bit results, 2^kBias in the sum would make their product underflow before the
@@ -261,13 +287,16 @@ struct Forward {
     }
     template <typename Told>
     __device__ __forceinline__ Real again(Term x, Told told) const {
-      return Exponential<Result>::of(scaled(x) - max, Exponential<Result>::kBias, told) * scale - from_result;
+      using Of = Exponential<Result>;
+      if constexpr (kScalesDistances)
+        return Of::of_scaled(x - largest, input_scale, Of::kBias, told) * scale - from_result;
+      return Of::of(scaled(x) - largest, Of::kBias, told) * scale - from_result;
     }
 
     // Decides what a row gets that has nothing but -inf, or nothing at all: its sum is 0.
     __device__ __forceinline__ void settle(bool dead_rows_are_zero) {
       if (!dead_rows_are_zero || (scale != kInfinity && from_result != -kInfinity)) return;
-      max = from_kept = from_result = 0;
+      largest = from_kept = from_result = 0;
       if (scale == kInfinity) scale = 0;
     }
     // An excluded element comes to excluded() as nothing() does, unless the row has a NaN or +inf: its sum is NaN.
@@ -283,11 +312,12 @@ struct Forward {
   // For several columns, of which all are told at once.
   template <typename Told>
   __device__ __forceinline__ Finish finish_told(Told told, const State& row) const {
+    const Real largest = largest_term(row.max);
     if (told) {
       const Real logarithm_of_sum = logarithm(row.sum);
-      return {row.max, kKeepsDistances ? logarithm_of_sum : row.max, 1, 1, logarithm_of_sum, scale};
+      return {largest, kKeepsDistances ? logarithm_of_sum : largest, 1, 1, logarithm_of_sum, scale};
     }
-    return {row.max, 0, 1, reciprocal_for<Result>(row.sum), 0, scale};
+    return {largest, 0, 1, reciprocal_for<Result>(row.sum), 0, scale};
   }
   template <typename Told>
   __device__ __forceinline__ Finish finish_told(Told told, const State& held, const State& row) const {
@@ -302,9 +332,13 @@ struct Forward {
  private:
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
+  // Of a distance.
   template <typename Told>
-  __device__ __forceinline__ static Real exponential(Real x, Told log) {
-    return Exponential<Result>::of(x, log ? 0 : Exponential<Result>::kBias, std::false_type{});
+  __device__ __forceinline__ Real exponential(Real x, Told log) const {
+    using Of = Exponential<Result>;
+    const Real bias = log ? 0 : Of::kBias;
+    if constexpr (kScalesDistances) return Of::of_scaled(x, scale, bias, std::false_type{});
+    return Of::of(x, bias, std::false_type{});
   }
   // State::rescale() for sums, which denormal factors do not change; without a branch, which would keep those of
   // several columns from overlapping; as exact as the result can show.
@@ -322,16 +356,21 @@ struct Forward {
   __device__ __forceinline__ static double logarithm(double x) { return ::log(x); }
 };
 
+// Where all terms are what was loaded.
+template <typename Source, typename Result>
+inline constexpr Scales kScalesAsLoaded =
+    sizeof(Source) == 2 && sizeof(Result) == 2 ? Scales::distances : Scales::terms;
+
 // Of rows, where all that is fused is a scale, and that positive.
 template <typename Of>
-using ScaledForward = Forward<Of, Of, false, bool, true>;
+using ScaledForward = Forward<Of, Of, false, bool, kScalesAsLoaded<Of, Of>>;
 template <typename Operation>
 inline constexpr bool kScalesRows = std::is_same_v<Operation, ScaledForward<typename Operation::Source>>;
 
 // The same where all that is fused is known when this is compiled: a positive scale and a mask, of neighbours.
 // kAligned_: rows are whole vectors, and masks begin as they do.
 template <typename Source, typename Result, bool kAligned_ = false, typename Log = bool>
-struct MaskedForward : Forward<Source, Result, true, Log, true> {
+struct MaskedForward : Forward<Source, Result, true, Log, kScalesAsLoaded<Source, Result>> {
   static constexpr bool kMasked = true, kAligned = kAligned_;
 
   template <typename Other>

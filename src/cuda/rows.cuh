@@ -169,6 +169,13 @@ __device__ __forceinline__ FusedLine<Operation, Index, N, kShifts> fused_line(co
   return {arguments.fusing, offset.at[kMask], offset.at[kBias], reach, phase};
 }
 
+// `count` elements further, which is not negative: of an unsigned number, that is one instruction, and not a sum of
+// indices before it.
+template <typename T, typename Index>
+__device__ __forceinline__ T* ahead(T* from, Index count) {
+  return from + static_cast<std::make_unsigned_t<Index>>(count);
+}
+
 // kMayBeRagged: rows may begin and end within vectors, which have kVectorOf elements. kMasksShift: masks that are all
 // that is fused may begin within other bytes of their words than rows within vectors.
 template <typename Operation, typename Index, bool kMayBeRagged = true,
@@ -179,8 +186,10 @@ class Row {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using Term = typename Operation::Term;
+  using FusedOf = LineIfFused<Operation, Index, kVectorOf, kMasksShift>;
   static constexpr int kVector = kVectorOf;
   static constexpr bool kBackward = kIsBackward<Operation>;
+  static_assert(!Operation::kMasked || (kVector >= 4 && (kMasksShift || Operation::kAligned)));
 
   struct Raw {
     Vec<Source, kVector> source, grad;
@@ -239,7 +248,8 @@ class Row {
   // ends where the tensor does, only vectors that reach out of it are loaded element by element.
   template <bool kEdgesApart = tuning::edges_apart(sizeof(Source)), int kVectors>
   __device__ __forceinline__ void load(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
-    if (masks_vectors() && reads_vectors_only()) return load_masked(first, step, end, raw);
+    if (masks_vectors() && __builtin_expect(Operation::kMasked ? vectors_only_ : reads_vectors_only(), 1))
+      return load_masked(first, step, end, raw);
     if (biases_vectors()) return load_biased(first, step, end, raw);
     end = end < reach() ? end : reach();
     if (!kMayBeRagged || vectors_only_) {
@@ -271,12 +281,16 @@ class Row {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         if (masks_vectors()) fused_.exclude_all(raw[item].extras);
-        fused_.load(first, item * step, raw[item].extras);
+        if constexpr (!Operation::kMasked)
+          fused_.load(first, item * step, raw[item].extras);
+        else if (first + item * step < end && fused_.has_words(first + item * step))
+          fused_.template load_words<false>(ahead(fused_.mask() + first, item * step), raw[item].extras);
       }
     }
   }
 
-  // The same where Fusing::masks_vectors, and reads_vectors_only(): what is not loaded is excluded.
+  // The same where Fusing::masks_vectors, and no vector of the row reaches out of its tensor: what is not loaded is
+  // excluded.
   template <int kVectors>
   __device__ __forceinline__ void load_masked(Index first, Index step, Index end, Raw (&raw)[kVectors]) const {
     if constexpr (Operation::kFused) {
@@ -286,12 +300,14 @@ class Row {
       const auto load_with = [&](auto aligned) {
 #pragma unroll
         for (int item = 0; item < kVectors; ++item) {
+          const Index at = first + item * step;
           raw[item] = nothing();
           fused_.exclude_all(raw[item].extras);
-          if (first + item * step >= end) continue;
-          raw[item].source = Vec<Source, kVector>::load(source + item * step);
-          if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(grad + item * step);
-          fused_.template load_words<aligned>(mask + item * step, raw[item].extras);
+          if (at >= end) continue;
+          raw[item].source = Vec<Source, kVector>::load(ahead(source, item * step));
+          if constexpr (kBackward) raw[item].grad = Vec<Source, kVector>::load(ahead(grad, item * step));
+          if (aligned || fused_.has_words(at, item > 0))
+            fused_.template load_words<aligned>(ahead(mask, item * step), raw[item].extras);
         }
       };
       if (fused_.masks_are_aligned())
@@ -397,7 +413,7 @@ class Row {
     const Index at = first + further;
     if (at >= dim_) return;
     const auto vector = Vec<Result, kVector>::narrowed(value);
-    Result* const to = result_ + first + further;
+    Result* const to = ahead(result_ + first, further);
     if (whole(at)) {
       vector.store(to);
     } else {
@@ -498,7 +514,7 @@ class Row {
 
   // Whether all elements of a vector that begins in the row, or before it, belong to it.
   __device__ __forceinline__ bool whole(Index first) const {
-    if (!kMayBeRagged || !ragged_) return first < dim_;
+    if (!kMayBeRagged || (!Operation::kMasked && !ragged_)) return first < dim_;
     return __builtin_expect(first >= 0 && first + kVector <= dim_, 1);
   }
   __device__ __forceinline__ bool inside(Index element) const { return element >= 0 && element < dim_; }
@@ -511,7 +527,7 @@ class Row {
   bool ragged_;
   Operation operation_;
   bool vectors_only_ = true;  // no vector that touches the row reaches out of the tensor
-  LineIfFused<Operation, Index, kVector, kMasksShift> fused_;
+  FusedOf fused_;
 };
 
 // Of a row, from the state of those of its terms that a team holds.

@@ -153,7 +153,7 @@ __device__ __forceinline__ void take_staggered(const StaggeredArguments<Operatio
     typename Operation::Finish finish[kVector];  // as far as again() takes it
 #pragma unroll
     for (int k = 0; k < kVector; ++k)
-      finish[k] = {max_there[k], 0, 1, scale_there[k], from_result_there[k], operation.scale};
+      finish[k] = {operation.largest_term(max_there[k]), 0, 1, scale_there[k], from_result_there[k], operation.scale};
     const int first = thread.vector * kVector - phase - shift;
     const int begin = max(-first, 0), end = min(arguments.strip - first, kVector);
     if (!thread.stores || begin >= end) return;

@@ -286,8 +286,18 @@ struct Vec {
       return __ushort_as_bfloat16(bits);
   }
 
+  // Pairs of 16 bits are filled with 0 or an infinity, and nothing else, without a conversion: that would be repeated
+  // wherever they are.
   __device__ __forceinline__ static Vec filled(Accumulator<T> value) {
-    return narrowed([&](int) { return value; });
+    if constexpr (kPaired) {
+      constexpr unsigned kPair = 0x10001u, kInfinity = std::is_same_v<T, __half> ? 0x7c00u : 0x7f80u;
+      Vec vec;
+#pragma unroll
+      for (unsigned& word : vec.words) word = value == 0 ? 0 : (kInfinity | (value < 0 ? 0x8000u : 0)) * kPair;
+      return vec;
+    } else {
+      return narrowed([&](int) { return value; });
+    }
   }
 
   // The largest of the elements of all vectors.

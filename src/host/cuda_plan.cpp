@@ -83,8 +83,14 @@ bool rows_start_on_vectors(const Problem& problem, Operand operand, int bytes) {
   return starts;
 }
 
-// Whether nothing() stays what it is when kernels multiply it by the scale: by 0, it would be NaN.
-bool scales_nothing(const Fused& fused) { return static_cast<float>(fused.scale) > 0; }
+// Whether kernels may multiply by the scale what they have compared: nothing() and the largest stay what they are (by
+// 0, it would be NaN). Of 16 bits they do so with distances (Scales), and find the largest back by the reciprocal,
+// which is to be no denormal number; and of distances that are infinite before, the exponential is to be 0.
+bool may_scale(const Fused& fused) {
+  constexpr float kLeast = 0x1p-118f, kMost = 0x1p+118f;
+  const auto scale = static_cast<float>(fused.scale);
+  return scale >= kLeast && scale <= kMost;
+}
 
 // Whether rows of this group have masks or biases of their own.
 bool varies(const Fused& fused, const Group& rows) {
@@ -788,8 +794,7 @@ bool results_go_back(const Problem& problem) {
 // where they are single columns, each of which has a register.
 bool fuses_in_place(const Problem& problem) {
   const Fused& fused = problem.fused;
-  return problem.direction == Direction::backward || size_of(problem.source) > 2 ||
-         (!fused.bias && scales_nothing(fused));
+  return problem.direction == Direction::backward || size_of(problem.source) > 2 || (!fused.bias && may_scale(fused));
 }
 
 // Elements at most between the vector that a slab begins in and its first element.
@@ -1764,11 +1769,10 @@ Plan interleaved(const Problem& problem, const Device& device, Plan plan) {
 // backward, of the result; forward, of the elements of rows, unless that would turn the largest into others.
 std::optional<Plan> scaling_plan(const Problem& problem, const Device& device, std::optional<Regime> forced) {
   if (!problem.fused.only_scale()) return {};
-  const auto scale = static_cast<float>(problem.fused.scale);
   const bool forward = problem.direction == Direction::forward;
-  const bool may_scale = tuning::rows_may_scale(size_of(problem.source)) && problem.source == problem.result &&
-                         problem.contiguous_rows() && forced != Regime::strided;
-  if (forward && (!may_scale || !(scale > 0) || !std::isfinite(scale))) return {};
+  const bool rows_may_scale = tuning::rows_may_scale(size_of(problem.source)) && problem.source == problem.result &&
+                              problem.contiguous_rows() && forced != Regime::strided;
+  if (forward && (!rows_may_scale || !may_scale(problem.fused))) return {};
   Plan plan = cuda_plan(without_scale(problem), device, forced);
   if (forward && plan.regime == Regime::strided) return {};
   plan.scales = true;
@@ -1855,12 +1859,12 @@ Axis rows_in_order(const Problem& problem, const Plan& plan) {
 
 bool masks_neighbours(const Problem& problem) {
   return problem.fused.only_mask() && problem.dim.groups[0].stride[kMask] == 1 &&
-         (problem.direction == Direction::backward || scales_nothing(problem.fused));
+         (problem.direction == Direction::backward || may_scale(problem.fused));
 }
 
 bool masks_vectors(const Problem& problem) {
   const int source_bytes = size_of(problem.source);
-  return masks_neighbours(problem) && scales_nothing(problem.fused) && problem.contiguous_rows() &&
+  return masks_neighbours(problem) && may_scale(problem.fused) && problem.contiguous_rows() &&
          problem.dim.size % (tuning::kVectorBytes / source_bytes) == 0 && rows_start_on_vectors(problem, kMask, 1) &&
          rows_start_on_vectors(problem, kSource, source_bytes) && rows_are_vectors(problem);
 }
