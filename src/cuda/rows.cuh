@@ -281,10 +281,7 @@ class Row {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {
         if (masks_vectors()) fused_.exclude_all(raw[item].extras);
-        if constexpr (!Operation::kMasked)
-          fused_.load(first, item * step, raw[item].extras);
-        else if (first + item * step < end && fused_.has_words(first + item * step))
-          fused_.template load_words<false>(ahead(fused_.mask() + first, item * step), raw[item].extras);
+        fused_.load(first, item * step, raw[item].extras);
       }
     }
   }
