@@ -39,6 +39,10 @@ def calls(device: torch.device) -> dict[str, dict[str, Launch]]:
         "softmax(x, -1, out=out)": each(lambda softmax: softmax(x, -1, out=out)),
         "softmax(x, -1), x requires grad": each(lambda softmax: softmax(recorded, -1)),
         "the same, and backward": each(lambda softmax: softmax(recorded, -1).backward(grad)),
+        "softmax(x, -1, scale=0.5)": {
+            "ndsoftmax": lambda _: ndsoftmax.softmax(x, -1, scale=0.5),
+            "torch": lambda _: torch.softmax(x * 0.5, -1),
+        },
         "softmax(x, -1, mask=mask)": {
             "ndsoftmax": lambda _: ndsoftmax.softmax(x, -1, mask=mask),
             "torch": lambda _: torch.softmax(x.masked_fill(mask, -torch.inf), -1),

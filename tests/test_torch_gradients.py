@@ -200,6 +200,50 @@ def test_the_short_path_records_only_what_autograd_would(device: str, log: bool)
 
 
 @FUNCTIONS
+@pytest.mark.parametrize("dim", [1, -2, (0, 1)], ids=str)
+@pytest.mark.parametrize("scale", [0.5, -3.0])
+def test_a_scale_alone_takes_the_short_path(
+    device: str, scale: float, dim: Any, log: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def long(*_: Any) -> Tensor:
+        raise AssertionError
+
+    monkeypatch.setattr(ndsoftmax.functional, "_checked", long)
+    x, grad = normal((3, 4), device), normal((3, 4), device, seed=1)
+    dims = dim if isinstance(dim, tuple) else (dim,)
+    logarithm = x * scale - (x * scale).logsumexp(dims, keepdim=True)
+    exact = logarithm if log else logarithm.exp()
+    torch.testing.assert_close(OURS[log](x, dim, scale=scale), exact)
+    out = torch.empty_like(x)
+    assert OURS[log](x, dim, scale=scale, out=out) is out
+    torch.testing.assert_close(out, exact)
+    assert OURS[log](x.half(), dim, torch.float32, scale=scale).dtype == torch.float32
+    leaf = x.clone().requires_grad_()
+    y = OURS[log](leaf, dim, scale=scale)
+    (got,) = torch.autograd.grad(y, leaf, grad)
+    torch.testing.assert_close(got, oracle.backward(grad, exact, dim, log=log) * scale)
+    assert gradcheck(lambda x: OURS[log](x, dim, scale=scale), (leaf,))
+    assert gradgradcheck(lambda x: OURS[log](x, dim, scale=scale), (leaf,))
+    with torch.no_grad():
+        assert not OURS[log](leaf, dim, scale=scale).requires_grad
+    with pytest.raises(AssertionError):
+        OURS[log](x, dim, scale=scale, causal=True)
+
+
+@FUNCTIONS
+def test_a_scale_alone_is_as_torch_has_it(device: str, log: bool) -> None:
+    x = normal((3, 4), device, dtype=torch.float32)
+    for scale in (0.0, -0.0, torch.inf, -torch.inf, torch.nan):
+        torch.testing.assert_close(OURS[log](x, 1, scale=scale), TORCHS[log](x * scale, 1), equal_nan=True)
+    with pytest.raises(IndexError, match="out of range"):
+        OURS[log](x, 2, scale=0.5)
+    with pytest.raises(TypeError, match="float16"):
+        OURS[log](x.int(), 1, scale=0.5)
+    with pytest.raises(RuntimeError, match="shape of input"):
+        OURS[log](x, 1, scale=0.5, out=torch.empty(4, 3, device=device))
+
+
+@FUNCTIONS
 def test_transforms_meet_tensors_that_they_do_not_follow(device: str, log: bool) -> None:
     x, grad, weight = (normal((3, 4), device, seed) for seed in range(3))
     mask = x > 0.5

@@ -87,7 +87,14 @@ def masked_backward(
 ) -> None: ...
 def are_plain(a: Tensor, b: Tensor, recorded: bool = False) -> bool: ...
 def plain_forward(
-    input: object, dim: object, dtype: object, log: bool, record: Callable[..., Tensor], out: object, /
+    input: object,
+    dim: object,
+    dtype: object,
+    log: bool,
+    record: Callable[..., Tensor],
+    out: object,
+    scale: float = 1.0,
+    /,
 ) -> Tensor | None: ...
 def record_forward(
     ctx: Any, input: Tensor, computed: tuple[Tensor, tuple[Sequence[int], torch.dtype | None, bool]]

@@ -345,6 +345,15 @@ class MaskedNormalizeGradient(torch.autograd.Function):
 
 
 record = apply_of(MaskedNormalize)
+
+
+def record_scaled(scale: float, input: Tensor, computed: tuple[Tensor, tuple[Dims, torch.dtype, bool]]) -> Tensor:
+    """Of what plain_forward() computed, where a scale is all that is fused."""
+    output, (dims, _, log) = computed
+    recorded: Tensor = record(input, None, None, (output, dims, Options(scale=scale, zero=False), log))
+    return recorded
+
+
 _masked_normalize_gradient = apply_of(MaskedNormalizeGradient)
 
 

@@ -1,7 +1,8 @@
-"""softmax and log_softmax as users call them: the short path for plain calls, the operators for all others."""
+"""softmax and log_softmax as users call them: a short path for plain and scaled calls, the operators for all others."""
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -248,6 +249,11 @@ def masked_log_softmax(
 def _long_way(
     log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, fused: dict[str, Any], out: Tensor | None
 ) -> Tensor:
+    scale = fused.get("scale")
+    if type(scale) is float and len(fused) == 1 and not is_dynamo_compiling():
+        quick = plain_forward(input, dim, dtype, log, partial(_masked.record_scaled, scale), out, scale)
+        if quick is not None:
+            return quick
     function = log_softmax if log else softmax
     tensors = (input, fused.get("mask"), fused.get("where"), fused.get("bias"), out)
     if has_torch_function(tensors):

@@ -310,9 +310,10 @@ bool is_plain_out(py::handle out, const DLTensor& to, py::handle input, const DL
   return out.is(input) || to_end <= from_begin || from_end <= to_begin;
 }
 
-// Where the input needs a gradient, `record` gets the input and what was computed, and returns the output.
+// Where the input needs a gradient, `record` gets the input and what was computed, and returns the output. A scale may
+// be fused, and nothing else.
 py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, bool log, py::handle record,
-                         py::handle out) {
+                         py::handle out, double scale) {
   const Torch& torch = Torch::get();
   const std::optional<PlainDims> dims = plain_dims(dim);
   if (!dims || !torch.at_rest()) return py::none();
@@ -324,16 +325,18 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   if (!source || !torch.is_fused(*source, dtype)) return py::none();
   if (size_of(*source) == 2 && dtype.is_none() && torch.autocasts()) return py::none();  // others it leaves alone
   const py::handle result = dtype.is_none() ? torch.dtype(*source) : dtype;
+  Fusion fusion;
+  fusion.scale = scale;
   if (!out.is_none()) {
     const std::optional<DLTensor> to = ordinary(out, transformed);
     if (!to || !is_plain_out(out, *to, input, *raw, result)) return py::none();
-    forward(Borrowed(*raw), Borrowed(*to), dims->get(), log, threads_for(*raw));
+    forward(Borrowed(*raw), Borrowed(*to), dims->get(), log, threads_for(*raw), fusion);
     torch.increment_version(out);
     return py::reinterpret_borrow<py::object>(out);
   }
   const bool recorded = torch.needs_grad(input) && !torch.below_autograd();
   const Output output(input, *raw, result);
-  forward(Borrowed(*raw), Borrowed(output.to), dims->get(), log, threads_for(*raw));
+  forward(Borrowed(*raw), Borrowed(output.to), dims->get(), log, threads_for(*raw), fusion);
   if (!recorded) return output.tensor;
   const py::object computed = checked(PyTuple_Pack(2, output.tensor.ptr(), torch.call(dim, *source, log).ptr()));
   return checked(PyObject_CallFunctionObjArgs(record.ptr(), input.ptr(), computed.ptr(), nullptr));
@@ -343,8 +346,11 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
 // more at each call. C++'s exceptions become Python's as they do there.
 PyObject* plain_forward_quickly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   try {
-    if (count != 6) throw py::type_error("plain_forward() takes 6 arguments");
-    return plain_forward(arguments[0], arguments[1], arguments[2], arguments[3] == Py_True, arguments[4], arguments[5])
+    if (count != 6 && count != 7) throw py::type_error("plain_forward() takes 6 or 7 arguments");
+    const double scale = count == 7 ? PyFloat_AsDouble(arguments[6]) : 1;
+    if (scale == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return plain_forward(arguments[0], arguments[1], arguments[2], arguments[3] == Py_True, arguments[4], arguments[5],
+                         scale)
         .release()
         .ptr();
   } catch (py::error_already_set& error) {
@@ -569,7 +575,7 @@ PYBIND11_MODULE(_C, module) {
                        signature};
   };
   static PyMethodDef quick_methods[]{
-      quick("plain_forward", &plain_forward_quickly, "(input, dim, dtype, log, record, out)"),
+      quick("plain_forward", &plain_forward_quickly, "(input, dim, dtype, log, record, out, scale=1.0)"),
       quick("record_forward", &record_forward, "(ctx, input, computed)")};
   for (PyMethodDef& method : quick_methods)
     module.add_object(method.ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(&method, nullptr)));
