@@ -231,6 +231,44 @@ def test_a_scale_alone_takes_the_short_path(
 
 
 @FUNCTIONS
+@pytest.mark.parametrize("name", ["mask", "where"])
+@pytest.mark.parametrize("shape", [(), (4,), (3, 1), (1, 1, 4), (2, 3, 4)], ids=str)
+def test_masks_take_the_short_path(
+    device: str, shape: tuple[int, ...], name: str, log: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def long(*_: Any) -> Tensor:
+        raise AssertionError
+
+    monkeypatch.setattr(ndsoftmax.functional, "_checked", long)
+    x, grad = normal((2, 3, 4), device), normal((2, 3, 4), device, seed=1)
+    mask = normal(shape, device, seed=2) > 0.3
+    included = (mask if name == "where" else ~mask).expand(x.shape)
+    for dim in (2, (0, -2)):
+        dims = dim if isinstance(dim, tuple) else (dim,)
+        exact = oracle.masked_forward(x, dims, included, scale=0.5, log=log)
+        leaf = x.clone().requires_grad_()
+        for given in (x, leaf):
+            torch.testing.assert_close(OURS[log](given, dim, scale=0.5, **{name: mask}), exact)
+        (got,) = torch.autograd.grad(OURS[log](leaf, dim, scale=0.5, **{name: mask}), leaf, grad)
+        alive = grad.where(included, 0)
+        torch.testing.assert_close(got, oracle.backward(alive, exact, dims, log=log).where(included, 0) * 0.5)
+        assert gradcheck(lambda x, dim=dim: OURS[log](x, dim, scale=0.5, **{name: mask}).where(included, 0), (leaf,))
+    others: list[dict[str, Any]] = [
+        {name: mask.int()},
+        {name: mask.expand(1, 2, 3, 4)},
+        {name: 1},
+        {"bias": x},
+        {"out": torch.empty_like(x)},
+        {"mask": mask, "where": mask},
+        {"fully_masked": "nan"},
+        {"scale": 2},
+    ]
+    for other in others:
+        with pytest.raises(AssertionError):
+            OURS[log](x, 2, **{name: mask, **other})
+
+
+@FUNCTIONS
 def test_a_scale_alone_is_as_torch_has_it(device: str, log: bool) -> None:
     x = normal((3, 4), device, dtype=torch.float32)
     for scale in (0.0, -0.0, torch.inf, -torch.inf, torch.nan):

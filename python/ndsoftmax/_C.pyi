@@ -93,7 +93,9 @@ def plain_forward(
     log: bool,
     record: Callable[..., Tensor],
     out: object,
-    scale: float = 1.0,
+    scale: float = 1.0,  # it, mask and where: all, or none
+    mask: object = None,
+    where: bool = False,
     /,
 ) -> Tensor | None: ...
 def record_forward(

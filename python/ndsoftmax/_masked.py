@@ -347,10 +347,17 @@ class MaskedNormalizeGradient(torch.autograd.Function):
 record = apply_of(MaskedNormalize)
 
 
-def record_scaled(scale: float, input: Tensor, computed: tuple[Tensor, tuple[Dims, torch.dtype, bool]]) -> Tensor:
-    """Of what plain_forward() computed, where a scale is all that is fused."""
+def record_plain(
+    mask: Tensor | None,
+    where: bool,
+    scale: float,
+    input: Tensor,
+    computed: tuple[Tensor, tuple[Dims, torch.dtype, bool]],
+) -> Tensor:
+    """Of what plain_forward() computed."""
     output, (dims, _, log) = computed
-    recorded: Tensor = record(input, None, None, (output, dims, Options(scale=scale, zero=False), log))
+    options = Options(where, scale, zero=mask is not None)
+    recorded: Tensor = record(input, mask, None, (output, dims, options, log))
     return recorded
 
 

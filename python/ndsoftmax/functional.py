@@ -1,4 +1,4 @@
-"""softmax and log_softmax as users call them: a short path for plain and scaled calls, the operators for all others."""
+"""softmax and log_softmax as users call them: a short path for the plain ones, the operators for all others."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -246,12 +246,32 @@ def masked_log_softmax(
     )
 
 
+def _short_way(
+    log: bool,
+    input: Any,
+    dim: Dim,
+    dtype: torch.dtype | None,
+    out: Tensor | None,
+    mask: Any = None,
+    where: Any = None,
+    scale: Any = 1.0,
+    **others: Any,
+) -> Tensor | None:
+    """As a plain call goes, where a scale, a mask or both are all that is fused; or None."""
+    if is_dynamo_compiling():  # asked here, as Dynamo may begin with this frame
+        return None
+    if others or type(scale) is not float or (mask is not None and where is not None):
+        return None
+    mask, includes = (mask, False) if where is None else (where, True)
+    record = partial(_masked.record_plain, mask, includes, scale)
+    return plain_forward(input, dim, dtype, log, record, out, scale, mask, includes)
+
+
 def _long_way(
     log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, fused: dict[str, Any], out: Tensor | None
 ) -> Tensor:
-    scale = fused.get("scale")
-    if type(scale) is float and len(fused) == 1 and not is_dynamo_compiling():
-        quick = plain_forward(input, dim, dtype, log, partial(_masked.record_scaled, scale), out, scale)
+    if fused:
+        quick = _short_way(log, input, dim, dtype, out, **fused)
         if quick is not None:
             return quick
     function = log_softmax if log else softmax

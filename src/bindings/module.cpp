@@ -310,10 +310,20 @@ bool is_plain_out(py::handle out, const DLTensor& to, py::handle input, const DL
   return out.is(input) || to_end <= from_begin || from_end <= to_begin;
 }
 
+// Whether it can say of every element of the input whether it is excluded, or included.
+bool is_plain_mask(const DLTensor& mask, const DLTensor& input) {
+  if (mask.dtype.code != kDLBool || mask.dtype.bits != 8 || mask.dtype.lanes != 1 || mask.ndim > input.ndim ||
+      mask.device.device_type != input.device.device_type || mask.device.device_id != input.device.device_id)
+    return false;
+  const std::int64_t* const sizes = input.shape + (input.ndim - mask.ndim);
+  return std::equal(mask.shape, mask.shape + mask.ndim, sizes,
+                    [](std::int64_t of_mask, std::int64_t size) { return of_mask == 1 || of_mask == size; });
+}
+
 // Where the input needs a gradient, `record` gets the input and what was computed, and returns the output. A scale may
-// be fused, and nothing else.
+// be fused, and, into a new tensor, a mask, which excludes, or includes; and nothing else.
 py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, bool log, py::handle record,
-                         py::handle out, double scale) {
+                         py::handle out, double scale, py::handle mask, bool includes) {
   const Torch& torch = Torch::get();
   const std::optional<PlainDims> dims = plain_dims(dim);
   if (!dims || !torch.at_rest()) return py::none();
@@ -327,6 +337,15 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
   const py::handle result = dtype.is_none() ? torch.dtype(*source) : dtype;
   Fusion fusion;
   fusion.scale = scale;
+  TensorView mask_view;
+  if (!mask.is_none()) {
+    const std::optional<DLTensor> raw_mask = out.is_none() ? ordinary(mask, transformed) : std::nullopt;
+    if (!raw_mask || !is_plain_mask(*raw_mask, *raw)) return py::none();
+    mask_view = view_of(*raw_mask, DType{});
+    fusion.mask = &mask_view;
+    fusion.mask_includes = includes;
+    fusion.dead_rows_are_zero = true;
+  }
   if (!out.is_none()) {
     const std::optional<DLTensor> to = ordinary(out, transformed);
     if (!to || !is_plain_out(out, *to, input, *raw, result)) return py::none();
@@ -346,11 +365,12 @@ py::object plain_forward(py::handle input, py::handle dim, py::handle dtype, boo
 // more at each call. C++'s exceptions become Python's as they do there.
 PyObject* plain_forward_quickly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   try {
-    if (count != 6 && count != 7) throw py::type_error("plain_forward() takes 6 or 7 arguments");
-    const double scale = count == 7 ? PyFloat_AsDouble(arguments[6]) : 1;
+    if (count != 6 && count != 9) throw py::type_error("plain_forward() takes 6 or 9 arguments");
+    const bool fuses = count == 9;
+    const double scale = fuses ? PyFloat_AsDouble(arguments[6]) : 1;
     if (scale == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
     return plain_forward(arguments[0], arguments[1], arguments[2], arguments[3] == Py_True, arguments[4], arguments[5],
-                         scale)
+                         scale, fuses ? arguments[7] : Py_None, fuses && arguments[8] == Py_True)
         .release()
         .ptr();
   } catch (py::error_already_set& error) {
@@ -574,9 +594,9 @@ PYBIND11_MODULE(_C, module) {
     return PyMethodDef{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL,
                        signature};
   };
-  static PyMethodDef quick_methods[]{
-      quick("plain_forward", &plain_forward_quickly, "(input, dim, dtype, log, record, out, scale=1.0)"),
-      quick("record_forward", &record_forward, "(ctx, input, computed)")};
+  static PyMethodDef quick_methods[]{quick("plain_forward", &plain_forward_quickly,
+                                           "(input, dim, dtype, log, record, out, scale=1.0, mask=None, where=False)"),
+                                     quick("record_forward", &record_forward, "(ctx, input, computed)")};
   for (PyMethodDef& method : quick_methods)
     module.add_object(method.ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(&method, nullptr)));
   module.def("plain_backward", &plain_backward, py::arg("grad_output"), py::arg("output"), py::arg("dims"),
