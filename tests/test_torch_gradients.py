@@ -199,16 +199,19 @@ def test_the_short_path_records_only_what_autograd_would(device: str, log: bool)
             assert torch.equal(OURS[log](leaf, 1, out=out), OURS[log](x, 1))
 
 
-@FUNCTIONS
-@pytest.mark.parametrize("dim", [1, -2, (0, 1)], ids=str)
-@pytest.mark.parametrize("scale", [0.5, -3.0])
-def test_a_scale_alone_takes_the_short_path(
-    device: str, scale: float, dim: Any, log: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def long(*_: Any) -> Tensor:
         raise AssertionError
 
     monkeypatch.setattr(ndsoftmax.functional, "_checked", long)
+
+
+@pytest.mark.usefixtures("no_long_way")
+@FUNCTIONS
+@pytest.mark.parametrize("dim", [1, -2, (0, 1)], ids=str)
+@pytest.mark.parametrize("scale", [0.5, -3.0])
+def test_a_scale_alone_takes_the_short_path(device: str, scale: float, dim: Any, log: bool) -> None:
     x, grad = normal((3, 4), device), normal((3, 4), device, seed=1)
     dims = dim if isinstance(dim, tuple) else (dim,)
     logarithm = x * scale - (x * scale).logsumexp(dims, keepdim=True)
@@ -230,16 +233,11 @@ def test_a_scale_alone_takes_the_short_path(
         OURS[log](x, dim, scale=scale, causal=True)
 
 
+@pytest.mark.usefixtures("no_long_way")
 @FUNCTIONS
 @pytest.mark.parametrize("name", ["mask", "where"])
 @pytest.mark.parametrize("shape", [(), (4,), (3, 1), (1, 1, 4), (2, 3, 4)], ids=str)
-def test_masks_take_the_short_path(
-    device: str, shape: tuple[int, ...], name: str, log: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def long(*_: Any) -> Tensor:
-        raise AssertionError
-
-    monkeypatch.setattr(ndsoftmax.functional, "_checked", long)
+def test_masks_take_the_short_path(device: str, shape: tuple[int, ...], name: str, log: bool) -> None:
     x, grad = normal((2, 3, 4), device), normal((2, 3, 4), device, seed=1)
     mask = normal(shape, device, seed=2) > 0.3
     included = (mask if name == "where" else ~mask).expand(x.shape)

@@ -149,11 +149,12 @@ def softmax(
             [0.5000, 0.5000]])
     """
     given = _given("softmax", fused) if fused else _NOTHING
-    if not given and not is_dynamo_compiling():
+    result = None
+    if given:
+        result = _short_way(False, input, dim, dtype, out, **given)
+    elif not is_dynamo_compiling():
         result = plain_forward(input, dim, dtype, False, record_plain, out)
-        if result is not None:
-            return result
-    return _long_way(False, input, dim, dtype, given, out)
+    return _long_way(False, input, dim, dtype, given, out) if result is None else result
 
 
 def log_softmax(
@@ -174,11 +175,12 @@ def log_softmax(
     tensor([-0.6931, -0.6931,    -inf])
     """
     given = _given("log_softmax", fused) if fused else _NOTHING
-    if not given and not is_dynamo_compiling():
+    result = None
+    if given:
+        result = _short_way(True, input, dim, dtype, out, **given)
+    elif not is_dynamo_compiling():
         result = plain_forward(input, dim, dtype, True, record_plain, out)
-        if result is not None:
-            return result
-    return _long_way(True, input, dim, dtype, given, out)
+    return _long_way(True, input, dim, dtype, given, out) if result is None else result
 
 
 def _with_keywords(signature: inspect.Signature) -> inspect.Signature:
@@ -270,10 +272,6 @@ def _short_way(
 def _long_way(
     log: bool, input: Any, dim: Dim, dtype: torch.dtype | None, fused: dict[str, Any], out: Tensor | None
 ) -> Tensor:
-    if fused:
-        quick = _short_way(log, input, dim, dtype, out, **fused)
-        if quick is not None:
-            return quick
     function = log_softmax if log else softmax
     tensors = (input, fused.get("mask"), fused.get("where"), fused.get("bias"), out)
     if has_torch_function(tensors):

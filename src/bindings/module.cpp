@@ -293,9 +293,12 @@ std::pair<std::uintptr_t, std::uintptr_t> reach_of(const DLTensor& tensor) {
   return {first, first + elements * tensor.dtype.bits / 8};
 }
 
+bool are_on_one_device(const DLTensor& a, const DLTensor& b) {
+  return a.device.device_type == b.device.device_type && a.device.device_id == b.device.device_id;
+}
+
 bool have_same_shape_and_device(const DLTensor& a, const DLTensor& b) {
-  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape) &&
-         a.device.device_type == b.device.device_type && a.device.device_id == b.device.device_id;
+  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape) && are_on_one_device(a, b);
 }
 
 // Whether a plain call may write `out`. Others, also those whose memory needs a closer look, take the long way.
@@ -312,9 +315,8 @@ bool is_plain_out(py::handle out, const DLTensor& to, py::handle input, const DL
 
 // Whether it can say of every element of the input whether it is excluded, or included.
 bool is_plain_mask(const DLTensor& mask, const DLTensor& input) {
-  if (mask.dtype.code != kDLBool || mask.dtype.bits != 8 || mask.dtype.lanes != 1 || mask.ndim > input.ndim ||
-      mask.device.device_type != input.device.device_type || mask.device.device_id != input.device.device_id)
-    return false;
+  if (mask.dtype.code != kDLBool || mask.dtype.bits != 8 || mask.dtype.lanes != 1) return false;
+  if (mask.ndim > input.ndim || !are_on_one_device(mask, input)) return false;
   const std::int64_t* const sizes = input.shape + (input.ndim - mask.ndim);
   return std::equal(mask.shape, mask.shape + mask.ndim, sizes,
                     [](std::int64_t of_mask, std::int64_t size) { return of_mask == 1 || of_mask == size; });

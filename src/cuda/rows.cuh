@@ -186,7 +186,6 @@ class Row {
   using Source = typename Operation::Source;
   using Result = typename Operation::Result;
   using Term = typename Operation::Term;
-  using FusedOf = LineIfFused<Operation, Index, kVectorOf, kMasksShift>;
   static constexpr int kVector = kVectorOf;
   static constexpr bool kBackward = kIsBackward<Operation>;
   static_assert(!Operation::kMasked || (kVector >= 4 && (kMasksShift || Operation::kAligned)));
@@ -524,7 +523,7 @@ class Row {
   bool ragged_;
   Operation operation_;
   bool vectors_only_ = true;  // no vector that touches the row reaches out of the tensor
-  FusedOf fused_;
+  LineIfFused<Operation, Index, kVector, kMasksShift> fused_;
 };
 
 // Of a row, from the state of those of its terms that a team holds.
