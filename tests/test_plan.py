@@ -775,7 +775,7 @@ def test_threads_share_single_columns_of_16_bits_as_long_as_elements_are_few(
         ((2, 94, 52), torch.bfloat16, False, 2, 16),
         ((2, 94, 53), torch.bfloat16, False, 1, 16),
         ((1, 29, 24), torch.bfloat16, True, 2, 8),  # two operands, and half of each
-        ((1, 1024, 3), torch.float32, False, 1, 64),
+        ((1, 768, 3), torch.float32, False, 1, 64),
     ],
 )
 def test_few_columns_have_as_many_threads_as_leave_each_little(
@@ -789,6 +789,39 @@ def test_few_columns_have_as_many_threads_as_leave_each_little(
     assert chosen.rows_per_block == max(chosen.block // threads, 4) * vector  # one each
     few, many = contiguous(16, *shape[1:], dim=1), contiguous(60_000, *shape[1:], dim=1)
     assert plan(**few, device=DEVICES["H200"]).run == 4 != plan(**many, device=DEVICES["H200"]).run
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "backward", "items"),
+    [
+        ((1, 1187, 12), torch.float32, False, 4),
+        ((1, 4096, 8), torch.bfloat16, False, 3),
+        ((1, 1336, 17), torch.float32, False, 8),  # with 4, blocks would be large
+        ((1, 1187, 12), torch.float32, True, 4),
+        ((1, 1187, 17), torch.float32, True, 8),
+    ],
+)
+def test_few_columns_of_a_long_dim_go_to_as_many_blocks_as_leave_each_little(
+    shape: tuple[int, ...], dtype: torch.dtype, backward: bool, items: int
+) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    described = problem(x, x, 1, log=False, grad=x if backward else None)
+    chosen = plan(**described, device=DEVICES["H200"])
+    assert (chosen.regime, chosen.passes, chosen.items) == ("strided", 1, items)
+    assert 1 < chosen.cluster <= chosen.grid <= DEVICES["H200"].multiprocessors
+    assert chosen.block <= 256
+    assert plan(**described, device=DEVICES["A100"]).cluster == 1
+
+
+def test_vectors_of_columns_that_fill_the_gpu_with_large_clusters_are_read_twice_and_met() -> None:
+    def of(shape: tuple[int, ...], backward: bool = False) -> Any:
+        x = torch.empty(shape, dtype=torch.float32, device="meta")
+        return plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["H200"])
+
+    met = of((18, 3312, 105))
+    assert (met.passes, met.meets, met.cluster) == (2, True, 1)
+    assert of((7, 12795, 34)).passes == 1  # which leaves multiprocessors idle
+    assert of((73, 2947, 54), backward=True).passes == 1  # of which too little would be kept
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -1014,11 +1014,11 @@ std::optional<Plan> few_columns_plan(const Problem& problem, const Device& devic
 }
 
 // Vectors of columns, or folded ones, halves of vectors, words, or single columns, in registers; a thread has every
-// along'th element of dim. With many threads, as tuning::kManyThreadsKernel has, if shapes are given for these; of
-// halves, these may share: have a part in shared memory, too.
-std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
-                                 int vector, std::span<const tuning::ColumnsShape> many_threads_shapes = {},
-                                 bool shares = false) {
+// along'th element of dim, `most_held` of them at most. With many threads, as tuning::kManyThreadsKernel has, if shapes
+// are given for these; of halves, these may share: have a part in shared memory, too.
+std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, const Device& device,
+                                       const tuning::Architecture& architecture, int vector,
+                                       std::span<const tuning::ColumnsShape> many_threads_shapes, bool shares) {
   const bool many_threads = !many_threads_shapes.empty();
   const int bytes = size_of(problem.source), operands = sources_of(problem);
   const int kernels =
@@ -1041,7 +1041,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
                                          : tuning::kColumnWordsKernels[tuning::kWordsKernel];
   int most = 0, most_threads = 0;  // of a thread; of a block: those of the kernel that was tried last
   const auto hold = [&](const tuning::ColumnsKernel& kernel) {
-    most = (kernel.vectors + kernel.shared) / operands;
+    most = std::min((kernel.vectors + kernel.shared) / operands, most_held);
     most_threads = kernel.max_block;
   };
   hold(largest_kernel);
@@ -1201,6 +1201,28 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   }
 
   return finished_columns(problem, device, plan, width, along);
+}
+
+// The same, of as many elements as there is room for; but of so few columns that most multiprocessors would be idle,
+// over more blocks, of which each has one of its own. Backward, words that one block has stay there: what they tell
+// each other is a sum, and takes less than a cluster does.
+std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
+                                 int vector, std::span<const tuning::ColumnsShape> many_threads_shapes = {},
+                                 bool shares = false) {
+  const auto up_to = [&](int most_held) {
+    return columns_held_up_to(most_held, problem, device, architecture, vector, many_threads_shapes, shares);
+  };
+  const auto plan = up_to(std::numeric_limits<int>::max());
+  if (!plan || plan->grid >= device.multiprocessors || problem.fused.any) return plan;
+  const bool alone = problem.direction == Direction::backward && plan->cluster == 1 &&
+                     !tuning::are_vectors(vector * size_of(problem.source));
+  for (const int most_held : tuning::kSpreadColumnsHeld) {
+    if (plan->items <= most_held) break;
+    const auto spread = up_to(most_held);
+    if (!spread || spread->block > tuning::kSpreadColumnsBlock || spread->grid > device.multiprocessors) continue;
+    return alone && spread->cluster > 1 ? plan : spread;
+  }
+  return plan;
 }
 
 // Whether columns that are held so take no more than they do otherwise, which costs so many times what
@@ -1685,25 +1707,10 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
   return best;
 }
 
-Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+// The online softmax over columns, then a second pass.
+Plan read_twice_plan(const Problem& problem, const Device& device, std::string_view why) {
   Plan plan;
-  plan.why = "dim finds no room in a tile worth its blocks: online softmax over columns, then a second pass";
-  if (device.compute_capability < tuning::kAllKernelsFrom) {
-    plan.why = "compute capability below 8.0: online softmax over columns, then a second pass";
-  } else if (!fuses_in_place(problem)) {
-    if (const auto held = columns_plan(problem, device, architecture)) return *held;
-    plan.why = "16 bits would round what is added: online softmax over columns, then a second pass";
-  } else {
-    if (const auto staggered = staggered_plan(problem, device)) return *staggered;
-    const auto held = columns_plan(problem, device, architecture);
-    if (held && !(shifts_strips(problem, *held) && problem.direction == Direction::forward)) return *held;
-    const auto tile = tile_plan(problem, device, architecture);
-    const bool whole = tile && tile->cluster == 1 && tile->rows_per_block >= strip_of(problem);
-    if (held && !(whole && held->threads_per_row > tuning::kTileWordsThreads)) return *held;
-    if (tile && !rather_read_twice(problem, device, *tile)) return *tile;
-    if (!tiles_take_dim(problem))
-      plan.why = "several dimensions, and results of another type: online softmax over columns, then a second pass";
-  }
+  plan.why = why;
   const int bytes = size_of(problem.source);
   plan.regime = Regime::strided;
   plan.vector = vector_read_twice(problem, device);
@@ -1727,6 +1734,45 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   const auto splits = std::clamp<std::int64_t>(std::min(device.multiprocessors * blocks / tiles, room), 1, useful);
   share_columns(plan, problem, width, width, along, splits, splits > 1);
   return plan;
+}
+
+// Vectors of columns of which large blocks of large clusters would fill the GPU are rather read twice, where blocks
+// meet and keep what they can; backward, if that is most of it (an H200 takes for 18 x 3312 x 105 of float32 25.7 us,
+// held by clusters of eleven 35.0; backward 24 x 23198 x 18 of 16 bits 30.6, 37.7, but 73 x 2947 x 54 of
+// float32 86.6, 60.7; for 32 problems drawn at random 0.88 of the time, 1.13 at most).
+std::optional<Plan> rather_met(const Problem& problem, const Device& device, const Plan& held) {
+  if (held.cluster <= tuning::kGpc / 2 || held.block <= tuning::kColumnsWholeBlock || !holds_vectors(problem, held))
+    return {};
+  if (problem.direction == Direction::backward && reads_much(problem, device, 1)) return {};
+  const int number = columns_layout(problem, held).kernel;
+  if (cost_of_columns(problem, device, held, number, held.grid / held.cluster).waves < 1) return {};
+  const Plan twice = read_twice_plan(
+      problem, device, "clusters as large as this dim takes are slow: online softmax over columns, then a second pass");
+  return twice.meets ? std::optional(twice) : std::nullopt;
+}
+
+Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {
+  std::string_view why =
+      "dim finds no room in a tile worth its blocks: online softmax over columns, then a second pass";
+  if (device.compute_capability < tuning::kAllKernelsFrom) {
+    why = "compute capability below 8.0: online softmax over columns, then a second pass";
+  } else if (!fuses_in_place(problem)) {
+    if (const auto held = columns_plan(problem, device, architecture)) return *held;
+    why = "16 bits would round what is added: online softmax over columns, then a second pass";
+  } else {
+    if (const auto staggered = staggered_plan(problem, device)) return *staggered;
+    const auto held = columns_plan(problem, device, architecture);
+    const auto met = held ? rather_met(problem, device, *held) : std::nullopt;
+    if (met) return *met;
+    if (held && !(shifts_strips(problem, *held) && problem.direction == Direction::forward)) return *held;
+    const auto tile = tile_plan(problem, device, architecture);
+    const bool whole = tile && tile->cluster == 1 && tile->rows_per_block >= strip_of(problem);
+    if (held && !(whole && held->threads_per_row > tuning::kTileWordsThreads)) return *held;
+    if (tile && !rather_read_twice(problem, device, *tile)) return *tile;
+    if (!tiles_take_dim(problem))
+      why = "several dimensions, and results of another type: online softmax over columns, then a second pass";
+  }
+  return read_twice_plan(problem, device, why);
 }
 
 // Whether a slab, dim times two columns, is one run of memory in every operand, and begins at a multiple of their size:

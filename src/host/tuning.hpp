@@ -667,14 +667,12 @@ constexpr std::int64_t column_singles_most(int result_bytes, Direction direction
 inline constexpr int kFewColumnsRun = 4;        // neighbours: with more of them, threads of a warp have less of dim
 inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
 inline constexpr int kFewColumnsOfWarp = 8;     // or of each, where a warp then has all of dim,
-inline constexpr int kFewColumnsMostHeld = 16;  // and at most
+inline constexpr int kFewColumnsMostHeld = 12;  // and at most: else a cluster takes less (4 x 993 x 28 2.7 us, 4.3)
 inline constexpr int kFewColumnsThreads = 256;  // of a block, and of all blocks of a multiprocessor
 // Of more columns, of which a warp has all of dim, all the same: forward as many, backward fewer (912 x 43 x 6 of
 // float32 1.9 us, as whole strips 2.7; 16 x 11 x 533 of 16 bits, backward, 1.3, 2.5; but 115 x 14 x 138 of float32 1.9,
 // 1.6; and by several warps 40 x 241 x 49 5.0, 3.9).
-constexpr int more_columns_most_held(Direction direction) {
-  return direction == Direction::backward ? 12 : kFewColumnsMostHeld;
-}
+constexpr int more_columns_most_held(Direction direction) { return direction == Direction::backward ? 12 : 16; }
 // Rows that begin anywhere, element by element, as columns of one each. Of 16 bits, whose vectors are not those of the
 // result: up to so many of a row and its gradient, of which a block has 16 a thread, and so many rows a multiprocessor
 // (130 x 2049, if they began alike, 2.4 us, as vectors 3.5).
@@ -807,6 +805,12 @@ constexpr bool columns_rather_fewer(int source_bytes, int result_bytes, Directio
   return source_bytes == 2 && result_bytes == 2 && direction == Direction::forward && !fused;
 }
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
+// Of so few columns that multiprocessors are idle, all that takes time is latency, that of the code a thread runs once
+// above all: blocks no larger than these rather have so many elements a thread, as long as each has a multiprocessor of
+// its own (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a thread of one block 5.8; 4096 x 8 3.2, 4.5; of
+// 16 bits 5000 x 24 4.0, 5.2; for 462 problems drawn at random 0.90 of the time, 1.2 at most).
+inline constexpr Array kSpreadColumnsHeld{4, 8};
+inline constexpr int kSpreadColumnsBlock = 256;
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
 inline constexpr int kColumnsWholeBlock = 256;
