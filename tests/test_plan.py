@@ -792,6 +792,35 @@ def test_few_columns_have_as_many_threads_as_leave_each_little(
 
 
 @pytest.mark.parametrize(
+    ("dim", "dtype", "backward", "few", "lanes"),
+    [
+        (31, torch.float32, False, 4459, (4, 1)),
+        (36, torch.float32, False, 33_675, (4, 2)),
+        (28, torch.bfloat16, False, 4360, (2, 1)),
+        (101, torch.bfloat16, True, 16_401, (8, 4)),
+    ],
+)
+def test_few_staged_rows_are_shared_by_more_lanes(
+    dim: int, dtype: torch.dtype, backward: bool, few: int, lanes: tuple[int, int]
+) -> None:
+    for rows, threads in zip((few, 1 << 20), lanes, strict=True):
+        x = torch.empty(rows, dim, dtype=dtype, device="meta")
+        chosen = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["H200"])
+        assert (chosen.regime, chosen.staged, chosen.threads_per_row) == ("warp", True, threads)
+
+
+def test_narrow_rows_are_staged_before_they_fill_the_gpu() -> None:
+    def of(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        return plan(**problem(x, x, 1, log=False), device=DEVICES["H200"])
+
+    assert [of(rows, 46).staged for rows in (2500, 3000)] == [False, True]
+    assert [of(rows, 90).staged for rows in (4000, 5000)] == [False, True]  # wider ones later
+    # of tiny rows of which a thread would have eight, and seven vectors, those that are many
+    assert [of(rows, 7, dtype=torch.bfloat16).vector for rows in (16_008, 1 << 20)] == [2, 8]
+
+
+@pytest.mark.parametrize(
     ("shape", "dtype", "backward", "items"),
     [
         ((1, 1187, 12), torch.float32, False, 4),

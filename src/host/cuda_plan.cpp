@@ -173,12 +173,14 @@ double waves_of(const Rows& rows, int lanes, const Device& device) {
   return static_cast<double>(rows.count) / static_cast<double>(rows_under_way(lanes, device));
 }
 
-// Smaller than a vector, and with kernels of their own: of two types, where they are many.
+// Smaller than a vector, and with kernels of their own: of two types, or of much a thread, where they are many.
 bool are_tiny(const Rows& rows, const Problem& problem, const Device& device) {
   const int source = size_of(problem.source), result = size_of(problem.result);
   if (rows.dim >= rows.vector || !tuning::has_tiny_rows(source, result, problem.fused.any)) return false;
   const int together = tuning::rows_of_whole_vectors(static_cast<int>(rows.dim), source);
-  return source == result || rows.count >= std::int64_t{tuning::kTinyRowsThreads} * together * device.multiprocessors;
+  const bool same = source == result, much = together * rows.dim / rows.vector > tuning::kTinyRowsVectors;
+  const int threads = !same ? tuning::kTinyRowsThreads : much ? tuning::kTinyRowsLongThreads : 0;
+  return rows.count >= std::int64_t{threads} * together * device.multiprocessors;
 }
 
 // Whether lanes that take staged rows look up more than a mask for them, or, backward, anything.
@@ -203,7 +205,8 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
-  if (waves_of(rows, lanes, device) <= tuning::staged_waves(source, rows.dim, tiny, problem.fused.any) &&
+  if (waves_of(rows, lanes, device) <=
+          tuning::staged_waves(source, rows.dim, tiny, problem.fused.any, problem.direction) &&
       rows.fits_warp)
     return false;
   if (problem.dim.size % rows.vector != 0) return true;
@@ -258,6 +261,21 @@ bool suits_warp(const Rows& rows, const Device& device) {
   return rows.ragged() || (5 * rows.vectors < 4 * room && rows.count > rows_under_way(kWarp, device));
 }
 
+// Lanes that share a staged row: more of few rows.
+int staged_lanes(const Problem& problem, const Rows& rows, const Device& device) {
+  const int dim = static_cast<int>(problem.dim.size), source = size_of(problem.source);
+  int lanes = tuning::staged_lanes(dim, source, fuses_while_staged(problem));
+  const auto want_more = [&](const tuning::StagedFew& few) {
+    return tuning::staged_by_more(few, source, problem.direction) &&
+           dim > few.words * lanes * tuning::staged_word(source) &&
+           2 * lanes * rows.count <= std::int64_t{few.lanes} * device.multiprocessors;
+  };
+  while (!problem.fused.any && lanes < kWarp &&
+         std::any_of(tuning::kStagedFew.begin(), tuning::kStagedFew.end(), want_more))
+    lanes *= 2;
+  return lanes;
+}
+
 Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device) {
   const int dim = static_cast<int>(problem.dim.size);
   const int source = size_of(problem.source), result = size_of(problem.result);
@@ -265,7 +283,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   Plan plan;
   plan.staged = true;
   const bool tiny = are_tiny(rows, problem, device);
-  if (!tiny) plan.threads_per_row = tuning::staged_lanes(dim, source, fuses_while_staged(problem));
+  if (!tiny) plan.threads_per_row = staged_lanes(problem, rows, device);
   const bool small = tuning::suits_small_staged_block(source, plan.threads_per_row);
   plan.block = small ? tuning::kStagedSmallBlock : tuning::kWarpBlock;
   int unit;  // rows of one turn of all threads, and of whole vectors

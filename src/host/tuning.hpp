@@ -212,14 +212,20 @@ inline constexpr int kTogetherMinBytes = 1024;
 // registers a thread allow, keep more than 100 KiB on a multiprocessor (of such blocks, 48 KiB gave 0.75 of a copy's
 // speed, 96 KiB 1.0).
 inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
-inline constexpr int kTinyRowsThreads = 256;    // a multiprocessor, that rows of two types keep busy if they are tiny
-inline constexpr int kStagedThreads = 1024;     // a multiprocessor, before blocks stage more than they must
+// Threads of a multiprocessor that tiny rows are to keep busy: those of two types, or, as each has that much to do, of
+// more vectors than these a thread (an H200 takes for 16008 x 7 of bfloat16 1.9 us, as other rows 1.4).
+inline constexpr int kTinyRowsThreads = 256, kTinyRowsLongThreads = 64, kTinyRowsVectors = 4;
+inline constexpr int kStagedThreads = 1024;  // a multiprocessor, before blocks stage more than they must
 // How often rows that are not staged fill a GPU before they rather are. Of wide ones of 32 bits lanes have much in turn
 // (an H200 takes for 4646 x 369 4.9 us, staged 6.3, their gradients 6.3, 9.1; 10560 x 129 4.8, 5.8; but 9292 x 33 3.2,
-// 2.5). Of up to three elements, each would have sixteen lanes (7440 x 2: 1.7 us, staged 1.1; but 2195 x 7 of 16 bits,
-// of which a thread has eight, 1.8 staged). With masks, unmeasured.
-constexpr double staged_waves(int source_bytes, std::int64_t dim, bool tiny, bool fused) {
-  return fused ? 1 : tiny && dim <= 3 ? 0.25 : source_bytes == 4 && dim > 128 ? 3 : 1;
+// 2.5), forward, of narrow ones little (4073 x 46 2.1, 1.8; 3937 x 90 of 16 bits 2.5, 1.8). Of up to three elements,
+// each would have sixteen lanes (7440 x 2: 1.7 us, staged 1.1; but 2195 x 7 of 16 bits, of which a thread has
+// eight, 1.8 staged). With masks, unmeasured.
+constexpr double staged_waves(int source_bytes, std::int64_t dim, bool tiny, bool fused, Direction direction) {
+  if (fused) return 1;
+  if (tiny && dim <= 3) return 0.25;
+  if (source_bytes == 4 && dim > 128) return dim > 192 ? 3 : 2;
+  return direction == Direction::forward && dim <= (source_bytes == 2 ? 128 : 64) ? 0.65 : 1;
 }
 // Blocks of the largest size, a multiprocessor, that the compiler is to leave registers for (0: as it likes): forward,
 // masks and biases take long to come, and what is rarely fused should not cost the threads that hide it. Masks of more
@@ -334,6 +340,18 @@ constexpr int staged_lanes(int dim, int source_bytes, bool fuses) {
          staged_bank_turns(dim, word, 2 * lanes) < staged_bank_turns(dim, word, lanes))
     lanes *= 2;
   return lanes;
+}
+
+// Of few rows, whose time is latency, more lanes share each, until none has more words than this or a multiprocessor
+// has so many of them. Forward, 16 bits exponentiate twice, and would rather have fewer. (An H200 takes for 4459 x 31
+// of float32 1.7 us, by a lane a row 2.4; for 474 such problems 0.91 of the time, backward 0.91, of 16 bits 0.97 and
+// 0.95.)
+struct StagedFew {
+  int words, lanes;
+};
+inline constexpr Array kStagedFew{StagedFew{8, 512}, StagedFew{12, 2048}};
+constexpr bool staged_by_more(const StagedFew& few, int source_bytes, Direction direction) {
+  return few.words <= 8 || source_bytes != 2 || direction == Direction::backward;
 }
 
 // The fewest rows of `dim` elements that fill whole vectors.
