@@ -840,6 +840,18 @@ def test_few_columns_of_a_long_dim_go_to_as_many_blocks_as_leave_each_little(
     assert 1 < chosen.cluster <= chosen.grid <= DEVICES["H200"].multiprocessors
     assert chosen.block <= 256
     assert plan(**described, device=DEVICES["A100"]).cluster == 1
+    masked = ndsoftmax.explain(shape, 1, dtype=dtype, backward=backward, mask=shape, device="H200")
+    assert 1 < masked.cluster <= masked.grid
+
+
+def test_words_whose_blocks_find_room_at_once_fill_these() -> None:
+    def block(*shape: int) -> tuple[int, int]:
+        x = torch.empty(shape, device="meta")
+        chosen = plan(**problem(x, x, 1, log=False), device=DEVICES["H200"])
+        return chosen.block, chosen.cluster
+
+    assert block(37, 157, 318) == (256, 2)
+    assert block(200, 157, 318) == (192, 2)
 
 
 def test_vectors_of_columns_that_fill_the_gpu_with_large_clusters_are_read_twice_and_met() -> None:

@@ -345,7 +345,7 @@ constexpr int staged_lanes(int dim, int source_bytes, bool fuses) {
 // Of few rows, whose time is latency, more lanes share each, until none has more words than this or a multiprocessor
 // has so many of them. Forward, 16 bits exponentiate twice, and would rather have fewer. (An H200 takes for 4459 x 31
 // of float32 1.7 us, by a lane a row 2.4; for 474 such problems 0.91 of the time, backward 0.91, of 16 bits 0.97 and
-// 0.95.)
+// 0.95; for 474 with masks 0.94, 1.2 at most.)
 struct StagedFew {
   int words, lanes;
 };
@@ -826,7 +826,8 @@ inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster
 // Of so few columns that multiprocessors are idle, all that takes time is latency, that of the code a thread runs once
 // above all: blocks no larger than these rather have so many elements a thread, as long as each has a multiprocessor of
 // its own (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a thread of one block 5.8; 4096 x 8 3.2, 4.5; of
-// 16 bits 5000 x 24 4.0, 5.2; for 462 problems drawn at random 0.90 of the time, 1.2 at most).
+// 16 bits 5000 x 24 4.0, 5.2; for 462 problems drawn at random 0.90 of the time, 1.2 at most, for 1210 with masks 0.74,
+// 1.0).
 inline constexpr Array kSpreadColumnsHeld{4, 8};
 inline constexpr int kSpreadColumnsBlock = 256;
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
