@@ -1250,7 +1250,7 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   const bool alone = problem.direction == Direction::backward && plan->cluster == 1 &&
                      !tuning::are_vectors(vector * size_of(problem.source));
   for (const int most_held : tuning::kSpreadColumnsHeld) {
-    if (plan->items <= most_held) break;
+    if (2 * plan->items < 3 * most_held) break;
     const auto spread = up_to(most_held);
     if (!spread || spread->block > tuning::kSpreadColumnsBlock || spread->grid > device.multiprocessors) continue;
     return alone && spread->cluster > 1 ? plan : spread;

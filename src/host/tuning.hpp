@@ -824,11 +824,11 @@ constexpr bool columns_rather_fewer(int source_bytes, int result_bytes, Directio
 }
 inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
 // Of so few columns that multiprocessors are idle, all that takes time is latency, that of the code a thread runs once
-// above all: blocks no larger than these rather have so many elements a thread, as long as each has a multiprocessor of
-// its own (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a thread of one block 5.8; 4096 x 8 3.2, 4.5; of
-// 16 bits 5000 x 24 4.0, 5.2; for 462 problems drawn at random 0.90 of the time, 1.2 at most, for 1210 with masks 0.74,
-// 1.0).
-inline constexpr Array kSpreadColumnsHeld{4, 8};
+// above all: blocks no larger than these rather have so many elements a thread, the first of which leaves each a
+// multiprocessor of its own, where that is much less (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a
+// thread of one block 5.8; 4096 x 8 3.2, 4.5; of 16 bits 5000 x 24 4.0, 5.2; for 726 problems drawn at random 0.91 of
+// the time, 1.2 at most, for 1210 with masks 0.74, 1.0).
+inline constexpr Array kSpreadColumnsHeld{4, 8, 12, 16};
 inline constexpr int kSpreadColumnsBlock = 256;
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
