@@ -191,6 +191,7 @@ def _random(draw: random.Random, most: int) -> Iterator[Case]:
         shape, dim = draw.choice(
             [
                 ((size(1, max(most // wide, 1)), wide), 1),
+                ((size(256, 65_536), size(2, 1024)), 1),
                 ((size(1, 64), size(2, 100_000), size(2, 100_000)), 1),
                 ((size(1, 4096), size(2, 8192)), draw.randrange(2)),
                 (tuple(size(1, 40) for _ in range(4)), draw.randrange(4)),
