@@ -798,6 +798,7 @@ def test_few_columns_have_as_many_threads_as_leave_each_little(
         (36, torch.float32, False, 33_675, (4, 2)),
         (28, torch.bfloat16, False, 4360, (2, 1)),
         (101, torch.bfloat16, True, 16_401, (8, 4)),
+        (28, torch.bfloat16, False, 40_000, (1, 1)),  # which exponentiate twice
     ],
 )
 def test_few_staged_rows_are_shared_by_more_lanes(
@@ -810,12 +811,15 @@ def test_few_staged_rows_are_shared_by_more_lanes(
 
 
 def test_narrow_rows_are_staged_before_they_fill_the_gpu() -> None:
-    def of(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
+    def of(*shape: int, dtype: torch.dtype = torch.float32, backward: bool = False) -> Any:
         x = torch.empty(shape, dtype=dtype, device="meta")
-        return plan(**problem(x, x, 1, log=False), device=DEVICES["H200"])
+        return plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["H200"])
 
     assert [of(rows, 46).staged for rows in (2500, 3000)] == [False, True]
     assert [of(rows, 90).staged for rows in (4000, 5000)] == [False, True]  # wider ones later
+    assert [of(rows, 90, dtype=torch.bfloat16).staged for rows in (2500, 3937)] == [False, True]
+    assert [of(rows, 158).staged for rows in (6742, 9451)] == [False, True]
+    assert not of(3000, 46, backward=True).staged
     # of tiny rows of which a thread would have eight, and seven vectors, those that are many
     assert [of(rows, 7, dtype=torch.bfloat16).vector for rows in (16_008, 1 << 20)] == [2, 8]
 
@@ -839,9 +843,23 @@ def test_few_columns_of_a_long_dim_go_to_as_many_blocks_as_leave_each_little(
     assert (chosen.regime, chosen.passes, chosen.items) == ("strided", 1, items)
     assert 1 < chosen.cluster <= chosen.grid <= DEVICES["H200"].multiprocessors
     assert chosen.block <= 256
-    assert plan(**described, device=DEVICES["A100"]).cluster == 1
     masked = ndsoftmax.explain(shape, 1, dtype=dtype, backward=backward, mask=shape, device="H200")
-    assert 1 < masked.cluster <= masked.grid
+    assert (masked.items, masked.cluster) == (items, chosen.cluster)
+
+
+@pytest.mark.parametrize(
+    ("shape", "backward", "device", "blocks", "items"),
+    [
+        ((1, 1187, 12), False, "A100", 1, 20),  # where there are no clusters
+        ((4, 993, 28), False, "A100", 28, 16),
+        ((4, 993, 28), False, "H200", 32, 4),
+        ((47, 712, 3), True, "H200", 47, 12),  # whose sums a block takes less to add up than a cluster
+    ],
+)
+def test_where_few_columns_stay(shape: tuple[int, ...], backward: bool, device: str, blocks: int, items: int) -> None:
+    x = torch.empty(shape, device="meta")
+    chosen = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES[device])
+    assert (chosen.passes, chosen.grid, chosen.items) == (1, blocks, items)
 
 
 def test_words_whose_blocks_find_room_at_once_fill_these() -> None:
@@ -855,14 +873,17 @@ def test_words_whose_blocks_find_room_at_once_fill_these() -> None:
 
 
 def test_vectors_of_columns_that_fill_the_gpu_with_large_clusters_are_read_twice_and_met() -> None:
-    def of(shape: tuple[int, ...], backward: bool = False) -> Any:
-        x = torch.empty(shape, dtype=torch.float32, device="meta")
-        return plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["H200"])
+    def passes(*shape: int, dtype: torch.dtype = torch.float32, backward: bool = False, device: str = "H200") -> int:
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        chosen = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES[device])
+        assert chosen.meets == (chosen.passes == 2)
+        return int(chosen.passes)
 
-    met = of((18, 3312, 105))
-    assert (met.passes, met.meets, met.cluster) == (2, True, 1)
-    assert of((7, 12795, 34)).passes == 1  # which leaves multiprocessors idle
-    assert of((73, 2947, 54), backward=True).passes == 1  # of which too little would be kept
+    assert passes(18, 3312, 105) == 2
+    assert passes(24, 23198, 18, dtype=torch.bfloat16, backward=True) == 2
+    assert passes(7, 12795, 34) == 1  # which leaves multiprocessors idle
+    for device in ("H200", "B200"):  # of which too little would be kept
+        assert passes(73, 2947, 54, backward=True, device=device) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -264,13 +264,13 @@ bool suits_warp(const Rows& rows, const Device& device) {
 // Lanes that share a staged row: more of few rows.
 int staged_lanes(const Problem& problem, const Rows& rows, const Device& device) {
   const int dim = static_cast<int>(problem.dim.size), source = size_of(problem.source);
+  const bool forward_halves = problem.direction == Direction::forward && source == 2;
   int lanes = tuning::staged_lanes(dim, source, fuses_while_staged(problem));
-  const auto want_more = [&](const tuning::StagedFew& few) {
-    return tuning::staged_by_more(few, source, problem.direction) &&
-           dim > few.words * lanes * tuning::staged_word(source) &&
+  const auto suits_more = [&](const tuning::StagedFew& few) {
+    return (few.forward_halves || !forward_halves) && dim > few.words * lanes * tuning::staged_word(source) &&
            2 * lanes * rows.count <= std::int64_t{few.lanes} * device.multiprocessors;
   };
-  while (lanes < kWarp && std::any_of(tuning::kStagedFew.begin(), tuning::kStagedFew.end(), want_more)) lanes *= 2;
+  while (lanes < kWarp && std::any_of(tuning::kStagedFew.begin(), tuning::kStagedFew.end(), suits_more)) lanes *= 2;
   return lanes;
 }
 
@@ -951,6 +951,14 @@ std::int64_t columns_grid(const Problem& problem, const Plan& plan) {
   return divide_up(problem.outer.size * layout.inner, layout.turns * layout.step) * plan.cluster;
 }
 
+// The same if the result lay apart: what plans are chosen by, as bits are to be the same in place.
+std::int64_t columns_grid_apart(const Problem& problem, const Plan& plan) {
+  if (!problem.in_place) return plan.grid;
+  Problem apart = problem;
+  apart.in_place = false;
+  return columns_grid(apart, plan);
+}
+
 // What follows, of a plan, from its cluster, where `along` threads of a block share dim, and it has so many vectors.
 void settle_columns(Plan& plan, std::int64_t dim, std::int64_t along, std::int64_t vectors_of_block) {
   plan.items = static_cast<int>(divide_up(divide_up(dim, plan.cluster), along));
@@ -1004,7 +1012,8 @@ std::optional<Plan> finished_columns(const Problem& problem, const Device& devic
 
 // Few columns, as words or one by one: neighbours over all strips, and so many threads along dim that each has little,
 // or, of more columns, as many as find room, if then a warp has all of dim.
-std::optional<Plan> few_columns_plan(const Problem& problem, const Device& device) {
+std::optional<Plan> few_columns_plan(const Problem& problem, const Device& device,
+                                     const tuning::Architecture& architecture) {
   const int bytes = size_of(problem.source), word = tuning::columns_word(bytes);
   if (bytes == 8 || problem.fused.any) return {};
   Plan plan;
@@ -1015,7 +1024,7 @@ std::optional<Plan> few_columns_plan(const Problem& problem, const Device& devic
   plan.run = static_cast<int>(std::min<std::int64_t>(tuning::kFewColumnsRun, power_of_two_from(columns)));
   const std::int64_t lanes = kWarp / plan.run, operands = sources_of(problem);
   const std::int64_t rather = divide_up(dim, tuning::kFewColumnsHeld / operands);
-  std::int64_t along = power_of_two_from(rather), most = tuning::kFewColumnsMostHeld;
+  std::int64_t along = power_of_two_from(rather), most = tuning::few_columns_most_held(architecture.max_cluster);
   if (along > lanes) along = dim <= lanes * tuning::kFewColumnsOfWarp ? lanes : divide_up(rather, lanes) * lanes;
   along = std::min<std::int64_t>(along, tuning::kFewColumnsThreads / plan.run);
   const std::int64_t room = std::int64_t{tuning::kFewColumnsThreads} * device.multiprocessors;
@@ -1145,12 +1154,10 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
   // Forward, words of 32 bits whose blocks all find room at once have as many threads as blocks have at most, if that
   // is not many more (an H200 takes for 3 x 301 x 321 3.4 us, by 192 threads 4.1; 37 x 289 x 131 7.4, 8.9; for 264
   // problems 0.92 of the time, 1.16 at most; of 16 bits as long).
-  const auto fill_block = [&](const tuning::ColumnsShape& shape) {
+  const bool fills = problem.direction == Direction::forward && bytes == 4 && !vectors_held && !problem.fused.any;
+  const auto fill_block = [&] {
     const std::int64_t all = tuning::kColumnsWholeBlock / plan.run, before = along;
-    if (bytes == 2 || problem.direction == Direction::backward || vectors_held ||
-        plan.run * along <= tuning::kColumnsBlock || all <= along || plan.run * all > shape.threads ||
-        problem.fused.any)
-      return false;
+    if (!fills || plan.run * along <= tuning::kColumnsBlock || all <= along) return false;
     settle_columns(plan, dim, along = all, plan.run);
     if (cost_now().waves <= 1) return true;
     settle_columns(plan, dim, along = before, plan.run);
@@ -1166,9 +1173,9 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
     for (int fewest = shape.least_cluster; fewest <= most_blocks; ++fewest) {
       share(fewest);
       if (plan.run * along > std::min(shape.threads, most_threads)) continue;
-      if (fill_block(shape)) return true;
+      if (fill_block()) return true;
       share_cheaply(fewest, std::min(static_cast<int>(power_of_two_from(fewest)), most_blocks));
-      fill_block(shape);
+      fill_block();
       return true;
     }
     return false;
@@ -1237,8 +1244,8 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
 }
 
 // The same, of as many elements as there is room for; but of so few columns that most multiprocessors would be idle,
-// over more blocks, of which each has one of its own. Backward, words that one block has stay there: what they tell
-// each other is a sum, and takes less than a cluster does.
+// over more blocks, of which each has one of its own. Backward, but for vectors, what one block has stays there: what
+// its threads tell each other is a sum, and takes less than a cluster does.
 std::optional<Plan> held_columns(const Problem& problem, const Device& device, const tuning::Architecture& architecture,
                                  int vector, std::span<const tuning::ColumnsShape> many_threads_shapes = {},
                                  bool shares = false) {
@@ -1246,14 +1253,14 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
     return columns_held_up_to(most_held, problem, device, architecture, vector, many_threads_shapes, shares);
   };
   const auto plan = up_to(std::numeric_limits<int>::max());
-  if (!plan || plan->grid >= device.multiprocessors) return plan;
-  const bool alone = problem.direction == Direction::backward && plan->cluster == 1 &&
-                     !tuning::are_vectors(vector * size_of(problem.source));
+  if (!plan || columns_grid_apart(problem, *plan) >= device.multiprocessors) return plan;
+  const bool stays = problem.direction == Direction::backward && plan->cluster == 1 && !holds_vectors(problem, *plan);
   for (const int most_held : tuning::kSpreadColumnsHeld) {
     if (2 * plan->items < 3 * most_held) break;
     const auto spread = up_to(most_held);
-    if (!spread || spread->block > tuning::kSpreadColumnsBlock || spread->grid > device.multiprocessors) continue;
-    return alone && spread->cluster > 1 ? plan : spread;
+    if (spread && spread->block <= tuning::kSpreadColumnsBlock && !(stays && spread->cluster > 1) &&
+        columns_grid_apart(problem, *spread) <= device.multiprocessors)
+      return spread;
   }
   return plan;
 }
@@ -1406,7 +1413,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   const auto singles_of_16_bits = [&] { return bytes == 2 && columns_are_vectors(problem, 1) ? of(1) : std::nullopt; };
   if (!fuses_in_place(problem)) return singles_of_16_bits();
-  if (const auto few = few_columns_plan(problem, device)) return few;
+  if (const auto few = few_columns_plan(problem, device, architecture)) return few;
   const bool are_vectors = columns_are_vectors(problem, vector);
   const auto in_registers = [&](const Problem& apart) {
     const auto many = by_many_threads(apart, device, architecture);
@@ -1650,6 +1657,17 @@ bool rather_read_twice(const Problem& problem, const Device& device, const Plan&
          rows * half_line * bytes * sources_of(problem) > tuning::kTileLastBytes;
 }
 
+// Of vectors of columns that are read twice: a block's steps, and as many of them as it keeps where blocks meet.
+struct StepsReadTwice {
+  std::int64_t all, kept;
+};
+StepsReadTwice steps_read_twice(const Problem& problem, const Plan& plan) {
+  const std::int64_t step = std::int64_t{plan.threads_per_row} * plan.items * plan.splits;
+  const std::int64_t all = divide_up(fold_of(problem, plan).dim, step);
+  if (!plan.meets) return {all, 0};
+  return {all, std::min<std::int64_t>(all, kept_steps(problem, plan) + tuning::kMeetingHeldSteps)};
+}
+
 // What vectors of columns that are read twice take, in the time of so many bytes that a multiprocessor moves: what its
 // blocks read twice and write, but for what they keep where they meet, the states that they combine, and what a launch
 // takes besides.
@@ -1659,9 +1677,7 @@ double cost_of_reading_twice(const Problem& problem, const Device& device, const
   const std::int64_t own = plan.rows_per_block / plan.vector, along = plan.threads_per_row;
   const bool slabs = own == fold.columns / plan.vector, tells = plan.workspace_bytes > 0;
 
-  const std::int64_t steps = divide_up(fold.dim, along * plan.items * plan.splits);
-  const std::int64_t kept =
-      plan.meets ? std::min<std::int64_t>(steps, kept_steps(problem, plan) + tuning::kMeetingHeldSteps) : 0;
+  const auto [steps, kept] = steps_read_twice(problem, plan);
   const double passes = 2 + static_cast<double>(size_of(problem.result)) / (bytes * sources);
   const double step_bytes = static_cast<double>(own * along * plan.items * plan.vector) * bytes * sources;
   double moved = step_bytes * (passes * static_cast<double>(steps) - static_cast<double>(kept));
@@ -1770,18 +1786,20 @@ Plan read_twice_plan(const Problem& problem, const Device& device, std::string_v
 }
 
 // Vectors of columns of which large blocks of large clusters would fill the GPU are rather read twice, where blocks
-// meet and keep what they can; backward, if that is most of it (an H200 takes for 18 x 3312 x 105 of float32 25.7 us,
-// held by clusters of eleven 35.0; backward 24 x 23198 x 18 of 16 bits 30.6, 37.7, but 73 x 2947 x 54 of
-// float32 86.6, 60.7; for 32 problems drawn at random 0.88 of the time, 1.13 at most).
+// meet and keep what they can, backward most of it (an H200 takes for 18 x 3312 x 105 of float32 25.7 us, held by
+// clusters of eleven 35.0; backward 24 x 23198 x 18 of 16 bits 30.6, 37.7, but 73 x 2947 x 54 of float32 86.6, 60.7;
+// for 32 problems drawn at random 0.88 of the time, 1.13 at most).
 std::optional<Plan> rather_met(const Problem& problem, const Device& device, const Plan& held) {
   if (held.cluster <= tuning::kGpc / 2 || held.block <= tuning::kColumnsWholeBlock || !holds_vectors(problem, held))
     return {};
-  if (problem.direction == Direction::backward && reads_much(problem, device, 1)) return {};
-  const int number = columns_layout(problem, held).kernel;
-  if (cost_of_columns(problem, device, held, number, held.grid / held.cluster).waves < 1) return {};
+  const std::int64_t tiles = columns_grid_apart(problem, held) / held.cluster;
+  if (cost_of_columns(problem, device, held, columns_layout(problem, held).kernel, tiles).waves < 1) return {};
   const Plan twice = read_twice_plan(
       problem, device, "clusters as large as this dim takes are slow: online softmax over columns, then a second pass");
-  return twice.meets ? std::optional(twice) : std::nullopt;
+  if (!twice.meets) return {};
+  const auto [steps, kept] = steps_read_twice(problem, twice);
+  const bool most = static_cast<double>(kept) >= tuning::kMetBackwardKept * static_cast<double>(steps);
+  return problem.direction == Direction::forward || most ? std::optional(twice) : std::nullopt;
 }
 
 Plan strided_plan(const Problem& problem, const Device& device, const tuning::Architecture& architecture) {

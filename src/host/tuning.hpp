@@ -212,15 +212,16 @@ inline constexpr int kTogetherMinBytes = 1024;
 // registers a thread allow, keep more than 100 KiB on a multiprocessor (of such blocks, 48 KiB gave 0.75 of a copy's
 // speed, 96 KiB 1.0).
 inline constexpr int kStagedBytes = 14 * 1024;  // of a block at least, where there are rows enough
-// Threads of a multiprocessor that tiny rows are to keep busy: those of two types, or, as each has that much to do, of
-// more vectors than these a thread (an H200 takes for 16008 x 7 of bfloat16 1.9 us, as other rows 1.4).
+// Threads of a multiprocessor that tiny rows are to keep busy, or else they go as others do: those of two types; and
+// those of which a thread has more vectors than these, which are 16 bits, five or seven wide (an H200 takes for 16008 x
+// 7 of bfloat16 1.9 us, as other rows 1.4).
 inline constexpr int kTinyRowsThreads = 256, kTinyRowsLongThreads = 64, kTinyRowsVectors = 4;
 inline constexpr int kStagedThreads = 1024;  // a multiprocessor, before blocks stage more than they must
 // How often rows that are not staged fill a GPU before they rather are. Of wide ones of 32 bits lanes have much in turn
-// (an H200 takes for 4646 x 369 4.9 us, staged 6.3, their gradients 6.3, 9.1; 10560 x 129 4.8, 5.8; but 9292 x 33 3.2,
-// 2.5), forward, of narrow ones little (4073 x 46 2.1, 1.8; 3937 x 90 of 16 bits 2.5, 1.8). Of up to three elements,
-// each would have sixteen lanes (7440 x 2: 1.7 us, staged 1.1; but 2195 x 7 of 16 bits, of which a thread has
-// eight, 1.8 staged). With masks, unmeasured.
+// (an H200 takes for 4646 x 369 4.9 us, staged 6.3, their gradients 6.3, 9.1; 6742 x 171 3.9, 4.1, but 9451 x 158 4.9,
+// 4.1; 9292 x 33 3.2, 2.5), forward, of narrow ones little (4073 x 46 2.1, 1.8; 3937 x 90 of 16 bits 2.5, 1.8). Of up
+// to three elements, each would have sixteen lanes (7440 x 2: 1.7 us, staged 1.1; but 2195 x 7 of 16 bits, of which a
+// thread has eight, 1.8 staged). With masks, unmeasured.
 constexpr double staged_waves(int source_bytes, std::int64_t dim, bool tiny, bool fused, Direction direction) {
   if (fused) return 1;
   if (tiny && dim <= 3) return 0.25;
@@ -342,17 +343,15 @@ constexpr int staged_lanes(int dim, int source_bytes, bool fuses) {
   return lanes;
 }
 
-// Of few rows, whose time is latency, more lanes share each, until none has more words than this or a multiprocessor
-// has so many of them. Forward, 16 bits exponentiate twice, and would rather have fewer. (An H200 takes for 4459 x 31
-// of float32 1.7 us, by a lane a row 2.4; for 474 such problems 0.91 of the time, backward 0.91, of 16 bits 0.97 and
-// 0.95; for 474 with masks 0.94, 1.2 at most.)
+// Of few rows, whose time is latency, more lanes share each: while they have more words than either of these, if a
+// multiprocessor then has no more lanes than it says. Forward, 16 bits exponentiate twice, and do not go as far. (An
+// H200 takes for 4459 x 31 of float32 1.7 us, by a lane a row 2.4; for 474 such problems 0.91 of the time, backward
+// 0.91, of 16 bits 0.97 and 0.95; for 474 with masks 0.94, 1.2 at most.)
 struct StagedFew {
   int words, lanes;
+  bool forward_halves;
 };
-inline constexpr Array kStagedFew{StagedFew{8, 512}, StagedFew{12, 2048}};
-constexpr bool staged_by_more(const StagedFew& few, int source_bytes, Direction direction) {
-  return few.words <= 8 || source_bytes != 2 || direction == Direction::backward;
-}
+inline constexpr Array kStagedFew{StagedFew{8, 512, true}, StagedFew{12, 2048, false}};
 
 // The fewest rows of `dim` elements that fill whole vectors.
 constexpr int rows_of_whole_vectors(int dim, int element_bytes) {
@@ -685,11 +684,12 @@ constexpr std::int64_t column_singles_most(int result_bytes, Direction direction
 inline constexpr int kFewColumnsRun = 4;        // neighbours: with more of them, threads of a warp have less of dim
 inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
 inline constexpr int kFewColumnsOfWarp = 8;     // or of each, where a warp then has all of dim,
-inline constexpr int kFewColumnsMostHeld = 12;  // and at most: else a cluster takes less (4 x 993 x 28 2.7 us, 4.3)
 inline constexpr int kFewColumnsThreads = 256;  // of a block, and of all blocks of a multiprocessor
-// Of more columns, of which a warp has all of dim, all the same: forward as many, backward fewer (912 x 43 x 6 of
-// float32 1.9 us, as whole strips 2.7; 16 x 11 x 533 of 16 bits, backward, 1.3, 2.5; but 115 x 14 x 138 of float32 1.9,
-// 1.6; and by several warps 40 x 241 x 49 5.0, 3.9).
+// And at most: of more, clusters take less, where there are any (4 x 993 x 28 of float32 2.7 us, 4.3).
+constexpr int few_columns_most_held(int max_cluster) { return max_cluster > 1 ? 12 : 16; }
+// Of more columns, of which a warp has all of dim, all the same, backward fewer (912 x 43 x 6 of float32 1.9 us, as
+// whole strips 2.7; 16 x 11 x 533 of 16 bits, backward, 1.3, 2.5; but 115 x 14 x 138 of float32 1.9, 1.6; and by
+// several warps 40 x 241 x 49 5.0, 3.9).
 constexpr int more_columns_most_held(Direction direction) { return direction == Direction::backward ? 12 : 16; }
 // Rows that begin anywhere, element by element, as columns of one each. Of 16 bits, whose vectors are not those of the
 // result: up to so many of a row and its gradient, of which a block has 16 a thread, and so many rows a multiprocessor
@@ -830,6 +830,8 @@ inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster
 // the time, 1.2 at most, for 1210 with masks 0.74, 1.0).
 inline constexpr Array kSpreadColumnsHeld{4, 8, 12, 16};
 inline constexpr int kSpreadColumnsBlock = 256;
+// Of columns that clusters could hold, the part that blocks which meet keep at least, backward.
+inline constexpr double kMetBackwardKept = 0.6;
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
 inline constexpr int kColumnsWholeBlock = 256;

@@ -161,6 +161,21 @@ int main() {
           if (halves.passes == 1) CHECK(but_for_the_grid == halves);
           if (compute_capability == 90 && inner >= 100 && dim <= 300) CHECK(halves.vector == 4 && halves.passes == 1);
         }
+  // few columns, which go to more blocks, as many in place, where tiles do not overlap
+  for (const bool backward : {false, true})
+    for (const int compute_capability : {80, 90})
+      for (const std::int64_t outer : {1, 3, 12, 40})
+        for (const std::int64_t dim : {171, 216, 425, 944, 1187})
+          for (const std::int64_t inner : {12, 17, 36, 131, 166, 171, 233, 471}) {
+            const Problem apart = problem(outer, dim, inner, DType::float32, backward);
+            Problem in_place = apart;
+            in_place.in_place = true;
+            const Plan few = plan(apart, gpu(compute_capability));
+            Plan but_for_the_grid = plan(in_place, gpu(compute_capability));
+            CHECK(covers(apart, few) && covers(in_place, but_for_the_grid));
+            but_for_the_grid.grid = few.grid;
+            CHECK(but_for_the_grid == few);
+          }
   for (const DType dtype : {DType::float32, DType::float16})
     for (const auto& [outer, dim, inner] : {std::tuple{60, 1024, 256}, {80, 700, 196}, {2000, 1024, 8}}) {
       const Problem columns = problem(outer, dim, inner, dtype);
