@@ -685,7 +685,7 @@ inline constexpr int kFewColumnsRun = 4;        // neighbours: with more of them
 inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
 inline constexpr int kFewColumnsOfWarp = 8;     // or of each, where a warp then has all of dim,
 inline constexpr int kFewColumnsThreads = 256;  // of a block, and of all blocks of a multiprocessor
-// And at most: of more, clusters take less, where there are any (4 x 993 x 28 of float32 2.7 us, 4.3).
+// And at most: of more, clusters take less, where there are any (4 x 993 x 28 of bfloat16 2.7 us, 4.3).
 constexpr int few_columns_most_held(int max_cluster) { return max_cluster > 1 ? 12 : 16; }
 // Of more columns, of which a warp has all of dim, all the same, backward fewer (912 x 43 x 6 of float32 1.9 us, as
 // whole strips 2.7; 16 x 11 x 533 of 16 bits, backward, 1.3, 2.5; but 115 x 14 x 138 of float32 1.9, 1.6; and by
