@@ -58,6 +58,16 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((12, 600, 100), 1, (None,), 1),  # over clusters
     ((50, 300, 36), 1, (None,), 1),  # whole strips of them
     ((1600, 900, 20), 1, (None,), 1),  # which shared memory has a part of, forward
+    ((20, 2100, 3), 1, (None,), 2),  # columns that are not few: threads have much of dim, of single ones,
+    ((300, 150, 3), 1, (None,), 2),
+    ((70, 900, 3), 1, (None,), 2),
+    ((9, 300, 131), 1, (None,), 2),  # of words,
+    ((20, 900, 131), 1, (None,), 1),
+    ((70, 450, 20), 1, (None,), 2),  # of vectors, and folded ones
+    ((140, 101, 17), 1, (None,), 2),
+    ((300, 70, 12), 1, (None,), 2),
+    ((9, 2100, 64), 1, (None,), 1),
+    ((140_000, 21), 1, (None,), 1),  # rows that a lane has alone
     ((100, 330, 416), 1, (None,), 1),  # and backward
     ((16, 20_001, 9), 1, (None,), 1),  # backward by threads that have more
     ((1, CLUSTERS_OF_16[3], 33), 1, (None,), 1),  # or, backward and of 32 bits, read twice
