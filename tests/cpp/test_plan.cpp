@@ -161,6 +161,19 @@ int main() {
           if (halves.passes == 1) CHECK(but_for_the_grid == halves);
           if (compute_capability == 90 && inner >= 100 && dim <= 300) CHECK(halves.vector == 4 && halves.passes == 1);
         }
+  // costs grow with waves and with bytes, and no more of larger clusters find room at once
+  for (const bool many_threads : {false, true})
+    for (int eighths = 1; eighths < 64; ++eighths)
+      for (int bytes = 16; bytes <= 512; bytes += 16) {
+        const double waves = eighths / 8.0, cost = tuning::columns_cost(waves, bytes, many_threads);
+        CHECK(cost > 0 && cost <= tuning::columns_cost(waves + 0.125, bytes, many_threads));
+        CHECK(cost < tuning::columns_cost(waves, bytes + 16, many_threads));
+      }
+  for (const int multiprocessors : {1, 16, 78, 114, 132, 148})
+    for (const int blocks : {1, 2, 3, 7})
+      for (int cluster = 1; cluster < 16; ++cluster)
+        CHECK(tuning::clusters_at_once(multiprocessors, cluster, blocks) >=
+              tuning::clusters_at_once(multiprocessors, cluster + 1, blocks));
   // few columns, which go to more blocks, as many in place, where tiles do not overlap
   for (const bool backward : {false, true})
     for (const int compute_capability : {80, 90})
