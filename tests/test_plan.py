@@ -88,9 +88,9 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-def contiguous(*sizes: int, dim: int, dtype: torch.dtype = torch.float32) -> Problem:
+def contiguous(*sizes: int, dim: int, dtype: torch.dtype = torch.float32, backward: bool = False) -> Problem:
     x = torch.empty(sizes, dtype=dtype, device="meta")
-    return problem(x, x, dim, log=False)
+    return problem(x, x, dim, log=False, grad=x if backward else None)
 
 
 def assert_within_limits(plan: Plan, device: Device) -> None:
@@ -781,8 +781,7 @@ def test_threads_share_single_columns_of_16_bits_as_long_as_elements_are_few(
 def test_few_columns_have_as_many_threads_as_leave_each_little(
     shape: tuple[int, ...], dtype: torch.dtype, backward: bool, vector: int, threads: int
 ) -> None:
-    x = torch.empty(shape, dtype=dtype, device="meta")
-    described = problem(x, x, 1, log=False, grad=x if backward else None)
+    described = contiguous(*shape, dim=1, dtype=dtype, backward=backward)
     chosen = plan(**described, device=DEVICES["H200"])
     assert (chosen.regime, chosen.vector, chosen.threads_per_row, chosen.passes) == ("strided", vector, threads, 1)
     assert (chosen.run, chosen.cluster) == (4, 1)
@@ -805,15 +804,13 @@ def test_few_staged_rows_are_shared_by_more_lanes(
     dim: int, dtype: torch.dtype, backward: bool, few: int, lanes: tuple[int, int]
 ) -> None:
     for rows, threads in zip((few, 1 << 20), lanes, strict=True):
-        x = torch.empty(rows, dim, dtype=dtype, device="meta")
-        chosen = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["H200"])
+        chosen = plan(**contiguous(rows, dim, dim=1, dtype=dtype, backward=backward), device=DEVICES["H200"])
         assert (chosen.regime, chosen.staged, chosen.threads_per_row) == ("warp", True, threads)
 
 
 def test_narrow_rows_are_staged_before_they_fill_the_gpu() -> None:
     def of(*shape: int, dtype: torch.dtype = torch.float32, backward: bool = False) -> Any:
-        x = torch.empty(shape, dtype=dtype, device="meta")
-        return plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES["H200"])
+        return plan(**contiguous(*shape, dim=1, dtype=dtype, backward=backward), device=DEVICES["H200"])
 
     assert [of(rows, 46).staged for rows in (2500, 3000)] == [False, True]
     assert [of(rows, 90).staged for rows in (4000, 5000)] == [False, True]  # wider ones later
@@ -837,8 +834,7 @@ def test_narrow_rows_are_staged_before_they_fill_the_gpu() -> None:
 def test_few_columns_of_a_long_dim_go_to_as_many_blocks_as_leave_each_little(
     shape: tuple[int, ...], dtype: torch.dtype, backward: bool, items: int
 ) -> None:
-    x = torch.empty(shape, dtype=dtype, device="meta")
-    described = problem(x, x, 1, log=False, grad=x if backward else None)
+    described = contiguous(*shape, dim=1, dtype=dtype, backward=backward)
     chosen = plan(**described, device=DEVICES["H200"])
     assert (chosen.regime, chosen.passes, chosen.items) == ("strided", 1, items)
     assert 1 < chosen.cluster <= chosen.grid <= DEVICES["H200"].multiprocessors
@@ -857,15 +853,13 @@ def test_few_columns_of_a_long_dim_go_to_as_many_blocks_as_leave_each_little(
     ],
 )
 def test_where_few_columns_stay(shape: tuple[int, ...], backward: bool, device: str, blocks: int, items: int) -> None:
-    x = torch.empty(shape, device="meta")
-    chosen = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES[device])
+    chosen = plan(**contiguous(*shape, dim=1, backward=backward), device=DEVICES[device])
     assert (chosen.passes, chosen.grid, chosen.items) == (1, blocks, items)
 
 
 def test_words_whose_blocks_find_room_at_once_fill_these() -> None:
     def block(*shape: int) -> tuple[int, int]:
-        x = torch.empty(shape, device="meta")
-        chosen = plan(**problem(x, x, 1, log=False), device=DEVICES["H200"])
+        chosen = plan(**contiguous(*shape, dim=1), device=DEVICES["H200"])
         return chosen.block, chosen.cluster
 
     assert block(37, 157, 318) == (256, 2)
@@ -874,8 +868,7 @@ def test_words_whose_blocks_find_room_at_once_fill_these() -> None:
 
 def test_vectors_of_columns_that_fill_the_gpu_with_large_clusters_are_read_twice_and_met() -> None:
     def passes(*shape: int, dtype: torch.dtype = torch.float32, backward: bool = False, device: str = "H200") -> int:
-        x = torch.empty(shape, dtype=dtype, device="meta")
-        chosen = plan(**problem(x, x, 1, log=False, grad=x if backward else None), device=DEVICES[device])
+        chosen = plan(**contiguous(*shape, dim=1, dtype=dtype, backward=backward), device=DEVICES[device])
         assert chosen.meets == (chosen.passes == 2)
         return int(chosen.passes)
 
@@ -941,8 +934,7 @@ def test_many_single_columns_are_shared_only_into_results_of_another_type() -> N
 def test_few_rows_have_as_many_threads_as_find_room_at_once(
     rows: int, dim: int, dtype: torch.dtype, backward: bool, vectors: int
 ) -> None:
-    x = torch.empty(rows, dim, dtype=dtype, device="meta")
-    described = problem(x, x, 1, log=False, grad=x if backward else None)
+    described = contiguous(rows, dim, dim=1, dtype=dtype, backward=backward)
     chosen = plan(**described, device=DEVICES["H200"])
     assert (chosen.regime == "block") == (vectors > 0)
     assert vectors in (0, chosen.items)

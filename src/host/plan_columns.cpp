@@ -5,8 +5,8 @@
 #include <bit>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <stdexcept>
-#include <utility>
 
 #include "host/work.hpp"
 
@@ -50,6 +50,13 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
     if (suits && size.vectors + size.shared >= vectors) return kernel;
   }
   throw std::logic_error("no kernel holds so many columns");
+}
+
+// The same problem, but not in place.
+Problem with_result_apart(const Problem& problem) {
+  Problem apart = problem;
+  apart.in_place = false;
+  return apart;
 }
 
 std::int64_t columns_grid(const Problem& problem, const Plan& plan) {
@@ -504,10 +511,7 @@ ColumnsCost cost_of_columns(const Problem& problem, const Device& device, const 
 }
 
 std::int64_t columns_grid_apart(const Problem& problem, const Plan& plan) {
-  if (!problem.in_place) return plan.grid;
-  Problem apart = problem;
-  apart.in_place = false;
-  return columns_grid(apart, plan);
+  return problem.in_place ? columns_grid(with_result_apart(problem), plan) : plan.grid;
 }
 
 std::optional<Plan> staggered_plan(const Problem& problem, const Device& device) {
@@ -562,9 +566,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   };
   std::optional<Plan> vectors;
   if (problem.in_place) {  // tiles do not overlap, but bits are to be the same
-    Problem apart = problem;
-    apart.in_place = false;
-    vectors = vectors_of(apart);
+    vectors = vectors_of(with_result_apart(problem));
     if (vectors) vectors->grid = columns_grid(problem, *vectors);
   } else {
     vectors = vectors_of(problem);

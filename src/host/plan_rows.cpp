@@ -2,9 +2,6 @@
 #include "host/planning.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <limits>
-#include <utility>
 
 #include "host/work.hpp"
 

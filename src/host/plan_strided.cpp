@@ -3,8 +3,10 @@
 #include "host/planning.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 #include "host/work.hpp"
@@ -186,13 +188,14 @@ bool rather_read_twice(const Problem& problem, const Device& device, const Plan&
          rows * half_line * bytes * sources_of(problem) > tuning::kTileLastBytes;
 }
 
-// Of vectors of columns that are read twice: a block's steps, and as many of them as it keeps where blocks meet.
+// Of vectors of columns that are read twice, `dim` elements each as they are folded: a block's steps, and as many of
+// them as it keeps where blocks meet.
 struct StepsReadTwice {
   std::int64_t all, kept;
 };
-StepsReadTwice steps_read_twice(const Problem& problem, const Plan& plan) {
+StepsReadTwice steps_read_twice(const Problem& problem, const Plan& plan, std::int64_t dim) {
   const std::int64_t step = std::int64_t{plan.threads_per_row} * plan.items * plan.splits;
-  const std::int64_t all = divide_up(fold_of(problem, plan).dim, step);
+  const std::int64_t all = divide_up(dim, step);
   if (!plan.meets) return {all, 0};
   return {all, std::min<std::int64_t>(all, kept_steps(problem, plan) + tuning::kMeetingHeldSteps)};
 }
@@ -206,7 +209,7 @@ double cost_of_reading_twice(const Problem& problem, const Device& device, const
   const std::int64_t own = plan.rows_per_block / plan.vector, along = plan.threads_per_row;
   const bool slabs = own == fold.columns / plan.vector, tells = plan.workspace_bytes > 0;
 
-  const auto [steps, kept] = steps_read_twice(problem, plan);
+  const auto [steps, kept] = steps_read_twice(problem, plan, fold.dim);
   const double passes = 2 + static_cast<double>(size_of(problem.result)) / (bytes * sources);
   const double step_bytes = static_cast<double>(own * along * plan.items * plan.vector) * bytes * sources;
   double moved = step_bytes * (passes * static_cast<double>(steps) - static_cast<double>(kept));
@@ -326,7 +329,7 @@ std::optional<Plan> rather_met(const Problem& problem, const Device& device, con
   const Plan twice = read_twice_plan(
       problem, device, "clusters as large as this dim takes are slow: online softmax over columns, then a second pass");
   if (!twice.meets) return {};
-  const auto [steps, kept] = steps_read_twice(problem, twice);
+  const auto [steps, kept] = steps_read_twice(problem, twice, fold_of(problem, twice).dim);
   const bool most = static_cast<double>(kept) >= tuning::kMetBackwardKept * static_cast<double>(steps);
   return problem.direction == Direction::forward || most ? std::optional(twice) : std::nullopt;
 }

@@ -5,8 +5,6 @@
 #include <bit>
 #include <cstdint>
 #include <optional>
-#include <span>
-#include <string_view>
 
 #include "host/cuda_plan.hpp"
 #include "host/tuning.hpp"
