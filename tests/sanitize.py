@@ -50,7 +50,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((430, 70, 5), 1, (None,), 1),  # of several threads
     ((1, 3001, 3), 1, (None,), 1),  # and over clusters
     ((240, 101, 9), 1, (None,), 1),  # whole strips of words
-    ((9000, 31, 2), 1, (None,), 1),  # of more threads along dim
+    ((8000, 31, 2), 1, (None,), 1),  # of more threads along dim
     ((70, 101, 33), 1, (None,), 1),  # of 16 bits, folded, in slabs that begin and end within vectors
     ((3, 3001, 21), 1, (None,), 1),  # over clusters
     ((5, 700, 131), 1, (None,), 1),  # of any size
@@ -80,7 +80,16 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((3, 13, 400_003), 1, (None,), 1),
     ((22, 2, 70_001), 1, (None,), 1),
     ((22, 3, 70_002), 1, (None,), 1),
-    ((4000, 26, 37), 1, (None,), 1),  # of 16 bits, single columns, however many
+    ((4000, 26, 37), 1, (None,), 1),  # of 16 bits, single columns, however many, into results of 32
+    ((170_000, 2, 5), 1, (None,), 1),  # small slabs that follow each other: single columns,
+    ((24_000, 5, 7), 1, (None,), 1),
+    ((6000, 11, 13), 1, (None,), 1),
+    ((3500, 16, 15), 1, (None,), 1),
+    ((450, 301, 7), 1, (None,), 1),  # of several lanes,
+    ((20_000, 3, 14), 1, (None,), 1),  # and words
+    ((10_000, 8, 14), 1, (None,), 1),
+    ((5000, 12, 14), 1, (None,), 1),
+    ((800, 75, 14), 1, (None,), 1),
     ((3, 2, 19, 72), 2, (None,)),  # whose masks some of outer share: vectors,
     ((2, 3, 40, 66), 2, (None,)),  # words
     ((2, 3, 40, 45), 2, (None,)),  # and single columns

@@ -93,6 +93,12 @@ def contiguous(*sizes: int, dim: int, dtype: torch.dtype = torch.float32, backwa
     return problem(x, x, dim, log=False, grad=x if backward else None)
 
 
+def apart(outer: int, dim: int, inner: int, *, dtype: torch.dtype = torch.float32, backward: bool = False) -> Problem:
+    """Slabs of dim × inner between which there are gaps: small ones that follow each other have plans of their own."""
+    x = torch.empty_strided((outer, dim, inner), (dim * inner + 16, inner, 1), dtype=dtype, device="meta")
+    return problem(x, x, 1, log=False, grad=x if backward else None)
+
+
 def assert_within_limits(plan: Plan, device: Device) -> None:
     assert plan.regime in REGIMES
     assert plan.grid >= 1
@@ -509,9 +515,76 @@ def test_columns_that_are_read_twice_leave_few_multiprocessors_idle(
 def test_many_columns_of_16_bits_may_be_single(
     shape: tuple[int, ...], dtype: torch.dtype, backward: bool, single: bool
 ) -> None:
-    chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device="H200", backward=backward)
+    chosen = plan(**apart(*shape, dtype=dtype, backward=backward), device=DEVICES["H200"])
     assert chosen.regime == "strided"
     assert (chosen.vector == 1 and not chosen.staged) == single
+
+
+def are_small_slabs(chosen: Plan) -> bool:
+    return "columns of small slabs" in chosen.why
+
+
+@pytest.mark.parametrize("device", ["H200", "A100", "RTX 5090"])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "vector"),
+    [
+        ((300_000, 2, 5), torch.float32, 1),
+        ((20_000, 7, 28), torch.bfloat16, 2),
+        ((20_001, 7, 29), torch.float16, 1),
+        ((5000, 75, 6), torch.float32, 1),
+        ((5001, 150, 6), torch.bfloat16, 2),
+        ((5000, 300, 3), torch.float16, 1),
+        ((1 << 20, 3, 2), torch.bfloat16, 2),
+    ],
+    ids=str,
+)
+def test_small_slabs_that_follow_each_other_are_runs_in_shared_memory(
+    shape: tuple[int, int, int], dtype: torch.dtype, vector: int, backward: bool, device: str
+) -> None:
+    outer, dim, inner = shape
+    chosen = plan(**contiguous(*shape, dim=1, dtype=dtype, backward=backward), device=DEVICES[device])
+    assert are_small_slabs(chosen)
+    assert (chosen.regime, chosen.staged, chosen.vector, chosen.passes, chosen.cluster) == (
+        "strided",
+        True,
+        vector,
+        1,
+        1,
+    )
+    assert chosen.items == -(-dim // chosen.threads_per_row) <= 16  # none has more
+    slabs, rest = divmod(chosen.rows_per_block, inner)
+    assert rest == 0  # whole ones
+    assert chosen.grid == -(-outer // slabs)
+    operands = 2 if backward else 1
+    assert chosen.shared_bytes >= operands * slabs * dim * inner * dtype.itemsize
+    assert set(coverage(chosen)) == {1}
+    # in place as well, but not between gaps, and not where results begin elsewhere within a vector
+    assert not are_small_slabs(plan(**apart(*shape, dtype=dtype, backward=backward), device=DEVICES[device]))
+    if not backward:
+        elsewhere = contiguous(*shape, dim=1, dtype=dtype) | {"offsets": (0, 0, 1)}
+        assert not are_small_slabs(plan(**elsewhere, device=DEVICES[device]))
+
+
+def test_slabs_are_held_in_shared_memory_only_where_that_takes_less() -> None:
+    def small(*shape: int, device: str = "H200", **options: Any) -> bool:
+        return are_small_slabs(plan(**contiguous(*shape, dim=1, **options), device=DEVICES[device]))
+
+    assert small(396, 41, 37)
+    assert not small(395, 41, 37)  # three slabs a multiprocessor, at least
+    assert small(18_100, 6, 5)
+    assert not small(18_000, 6, 5)  # 16 KiB a multiprocessor
+    assert not small(18_100, 6, 5, backward=True)
+    assert small(9000, 90, 91)
+    assert not small(9000, 91, 93)  # more than 32 KiB
+    assert small(9000, 20, 25, backward=True)
+    assert not small(9000, 21, 25, backward=True)  # gradients of 32 bits: more than 4 KiB, with their outputs
+    assert small(9000, 20, 50, dtype=torch.bfloat16)
+    assert not small(9000, 20, 56, dtype=torch.bfloat16)  # vectors of columns
+    assert not small(9000, 20, 25, dtype=torch.float64)
+    assert not small(9000, 20, 25, device="T4")
+    source = torch.empty(9000, 20, 25, dtype=torch.bfloat16, device="meta")
+    assert not are_small_slabs(plan(**problem(source, source.float(), 1, log=False), device=DEVICES["H200"]))
 
 
 @pytest.mark.parametrize("shape", [(128, 30_000, 129), (1000, 30_000, 65), (8, 100_000, 4_001)])
@@ -608,11 +681,12 @@ def test_registers_alone_hold_other_columns(
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("inner", [100, 196, 676, 2052])
 def test_columns_of_16_bits_that_8_bytes_divide_are_no_words(inner: int, backward: bool) -> None:
+    def of(dim: int) -> Plan:
+        return plan(**apart(640, dim, inner, dtype=torch.float16, backward=backward), device=DEVICES["H200"])
+
     for dim in (33, 80, 512, 4000):
-        chosen = ndsoftmax.explain((640, dim, inner), 1, dtype=torch.float16, device="H200", backward=backward)
-        assert (chosen.vector, chosen.passes) == (4, 1)
-    # but these, too short for more threads along dim
-    assert ndsoftmax.explain((640, 20, inner), 1, dtype=torch.float16, device="H200", backward=backward).vector == 2
+        assert (of(dim).vector, of(dim).passes) == (4, 1)
+    assert of(20).vector == 2  # too short for more threads along dim
 
 
 @pytest.mark.parametrize(
@@ -743,7 +817,8 @@ def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype,
 def test_threads_hold_single_columns_of_16_bits_however_short_strips_are(
     shape: tuple[int, ...], result: torch.dtype
 ) -> None:
-    source = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    _, dim, inner = shape
+    source = torch.empty_strided(shape, (dim * inner + 16, inner, 1), dtype=torch.bfloat16, device="meta")
     chosen = plan(**problem(source, source.to(result), 1, log=False), device=DEVICES["H200"])
     assert (chosen.regime, chosen.staged, chosen.vector) == ("strided", False, 1)
     assert (chosen.threads_per_row, chosen.passes) == (1, 1)
@@ -756,7 +831,8 @@ def test_threads_hold_single_columns_of_16_bits_however_short_strips_are(
 def test_threads_share_single_columns_of_16_bits_as_long_as_elements_are_few(
     shape: tuple[int, ...], threads: int
 ) -> None:
-    source = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    _, dim, inner = shape
+    source = torch.empty_strided(shape, (dim * inner + 16, inner, 1), dtype=torch.bfloat16, device="meta")
     for result in (torch.bfloat16, torch.float32):
         chosen = plan(**problem(source, source.to(result), 1, log=False), device=DEVICES["H200"])
         assert (chosen.regime, chosen.staged, chosen.vector) == ("strided", False, 1)
@@ -786,7 +862,7 @@ def test_few_columns_have_as_many_threads_as_leave_each_little(
     assert (chosen.regime, chosen.vector, chosen.threads_per_row, chosen.passes) == ("strided", vector, threads, 1)
     assert (chosen.run, chosen.cluster) == (4, 1)
     assert chosen.rows_per_block == max(chosen.block // threads, 4) * vector  # one each
-    few, many = contiguous(16, *shape[1:], dim=1), contiguous(60_000, *shape[1:], dim=1)
+    few, many = contiguous(16, *shape[1:], dim=1), apart(60_000, *shape[1:])
     assert plan(**few, device=DEVICES["H200"]).run == 4 != plan(**many, device=DEVICES["H200"]).run
 
 
@@ -1219,6 +1295,6 @@ def test_columns_are_folded_where_dim_is_worth_it() -> None:
         (200, 333, False, False),
         (200, 333, True, False),
     ):
-        chosen = ndsoftmax.explain((1000, dim, inner), 1, dtype=torch.bfloat16, device="H200", backward=backward)
+        chosen = plan(**apart(1000, dim, inner, dtype=torch.bfloat16, backward=backward), device=DEVICES["H200"])
         assert chosen.regime == "strided"
         assert (chosen.vector == 8) == folded

@@ -177,6 +177,17 @@ class ArrivalBarrier {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
   }
+  // The other way: one thread copies `bytes`, a multiple of 16, from shared to global memory, both aligned to 16, and
+  // goes on once they have been read.
+  __device__ __forceinline__ static void copy_out(void* to, const void* from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+  }
 
  private:
   std::uint64_t state_;
@@ -244,6 +255,9 @@ class ArrivalBarrier {
     arrived_ += bytes;
   }
   static void stored() {}
+  static void copy_out(void* to, const void* from, unsigned bytes) {
+    std::memcpy(__builtin_assume_aligned(to, 16), __builtin_assume_aligned(from, 16), bytes);
+  }
 
  private:
   std::atomic<unsigned> arrived_;

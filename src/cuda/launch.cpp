@@ -111,6 +111,7 @@ void launch(const Problem& problem, const Plan& plan, const Device& device, cons
     case Regime::online:
     case Regime::split: return launch_online(problem, plan, pointers, queue);
     case Regime::strided:
+      if (plan.slabs) return launch_slabs(problem, plan, pointers, queue);
       if (staggers_columns(plan)) return launch_staggered(problem, plan, pointers, queue);
       return holds_columns(plan) ? launch_columns(problem, plan, pointers, queue)
                                  : launch_strided(problem, plan, pointers, queue);

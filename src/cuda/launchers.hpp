@@ -33,6 +33,7 @@ void launch_cluster(const Problem& problem, const Plan& plan, const Pointers& po
 void launch_online(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_columns(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_staggered(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
+void launch_slabs(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 void launch_strided(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream);
 
 }  // namespace ndsoftmax::cuda

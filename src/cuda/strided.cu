@@ -23,6 +23,7 @@
 #include <bit>
 
 #include "cuda/async.cuh"
+#include "cuda/copies.cuh"
 #include "cuda/dispatch.cuh"
 #include "cuda/passes.cuh"
 #include "host/cuda_plan.hpp"
@@ -411,17 +412,6 @@ class TileExchange {
   ArrivalBarrier& complete_;
 };
 
-// Calls some(i, count) for count numbers i, i + step, … at once, until all from `first` to `end` are done. No condition
-// stands between those of a call: it would cost more than a copy does.
-template <typename Some>
-__device__ __forceinline__ void in_fours(int first, int end, int step, const Some& some) {
-  int i = first;
-#pragma unroll 1
-  for (; i + 3 * step < end; i += 4 * step) some(i, std::integral_constant<int, 4>{});
-#pragma unroll 1
-  for (; i < end; i += step) some(i, std::integral_constant<int, 1>{});
-}
-
 // A thread's units of as many rows, `step` rows apart.
 template <int kUnit>
 __device__ __forceinline__ void copy_column(unsigned char* to, int pitch, const unsigned char* from,
@@ -469,32 +459,6 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, int pitch, const un
       *reinterpret_cast<unsigned short*>(to + end / 2 * pitch + at) =
           *reinterpret_cast<const unsigned short*>(source + at);
   }
-}
-
-// One run, by `threads` threads. Both addresses are equal modulo 16. Into shared memory, or out of it.
-template <bool kInto, typename T>
-__device__ __forceinline__ void copy_run(T* to, const T* from, int count, int thread, int threads) {
-  constexpr int kVector = tuning::kVectorBytes / sizeof(T);
-  const int phase = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kVector);
-  const int head = min(count, (kVector - phase) % kVector), vectors = (count - head) / kVector;
-  in_fours(thread, vectors, threads, [&](int vector, auto count) {
-    T* const at = to + (head + vector * kVector);
-    const T* const source = from + (head + vector * kVector);
-    if constexpr (kInto) {
-#pragma unroll
-      for (int i = 0; i < count; ++i)
-        copy_async<tuning::kVectorBytes>(at + i * threads * kVector, source + i * threads * kVector);
-    } else {
-      Vec<T, kVector> values[count];
-#pragma unroll
-      for (int i = 0; i < count; ++i) values[i] = Vec<T, kVector>::load(source + i * threads * kVector);
-#pragma unroll
-      for (int i = 0; i < count; ++i) values[i].store(at + i * threads * kVector);
-    }
-  });
-  const int tail = head + vectors * kVector;  // at either end less than a vector, of which 32 threads have one at most
-  if (thread < head) to[thread] = from[thread];
-  if (tail + thread < count) to[tail + thread] = from[tail + thread];
 }
 
 // The tile of a block, and where in it a thread finds its columns.

@@ -216,6 +216,21 @@ void walk_staggered_columns(const Problem& problem, const Plan& plan, Counts& co
     }
 }
 
+void walk_slabs(const Problem& problem, const Plan& plan, Counts& counts) {
+  const std::int64_t inner = problem.inner.size, words = inner / plan.vector, slabs = plan.rows_per_block / inner;
+  const int log2_run = std::countr_zero(static_cast<unsigned>(plan.run)), turn = plan.block / tuning::kWarp * plan.run;
+  for (std::int64_t block = 0; block < plan.grid; ++block)
+    for (int i = 0; i < plan.block; ++i) {
+      const work::SlabThread thread = work::slab_thread(i, log2_run);
+      for (std::int64_t first = thread.first; first < slabs * words; first += turn) {
+        const std::int64_t number = first + thread.beside, slab = block * slabs + number / words;
+        if (number >= slabs * words || slab >= problem.outer.size) continue;
+        for (std::int64_t d = thread.along; d < problem.dim.size; d += plan.threads_per_row)
+          counts.columns(slab * inner + number % words * plan.vector, plan.vector, d);
+      }
+    }
+}
+
 void walk_tiles(const Problem& problem, const Plan& plan, Counts& counts) {
   const StridedTile tile = strided_tile(problem, plan);
   const int along = plan.threads_per_row / plan.cluster;
@@ -281,7 +296,9 @@ std::vector<std::uint8_t> coverage(const Problem& problem, const Plan& plan) {
       plan.meets ? walk_meeting_rows(problem, plan, counts) : walk_split_rows(problem, plan, counts);
       break;
     case Regime::strided:
-      if (staggers_columns(plan))
+      if (plan.slabs)
+        walk_slabs(problem, plan, counts);
+      else if (staggers_columns(plan))
         walk_staggered_columns(problem, plan, counts);
       else if (holds_columns(plan))
         walk_columns(problem, plan, counts);

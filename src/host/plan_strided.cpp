@@ -372,6 +372,7 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     if (const auto held = columns_plan(problem, device, architecture)) return *held;
     why = "16 bits would round what is added: online softmax over columns, then a second pass";
   } else {
+    if (const auto slabs = slabs_plan(problem, device)) return *slabs;
     if (const auto staggered = staggered_plan(problem, device)) return *staggered;
     const auto held = columns_plan(problem, device, architecture);
     const auto met = held ? rather_met(problem, device, *held) : std::nullopt;

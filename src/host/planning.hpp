@@ -197,6 +197,11 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
 // Single elements of rows that begin anywhere, where other plans take less.
 std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device);
 
+// ---- plan_slabs.cpp -------------------------------------------------------------------------------------------------
+
+// Small slabs of dim times the columns that follow each other, where threads can hold their columns.
+std::optional<Plan> slabs_plan(const Problem& problem, const Device& device);
+
 // ---- plan_strided.cpp -----------------------------------------------------------------------------------------------
 
 // Whether what is fused can be applied to what is held, in its place: 16 bits have no room for more than a mask, but

@@ -988,6 +988,55 @@ inline constexpr int kColumnsTwiceL2Part = 2;
 // a sector has as many words as results of 16 bits: half of the shortest segment
 static_assert(kColumnWordsShapes.back().segment >= 2 * (kSectorBytes / 2 * kColumnsWordBytes));
 
+// Slabs of dim × inner that are small, and follow each other without gaps, are runs in shared memory, and threads hold
+// columns of them, from there.
+inline constexpr int kSlabMaxBlock = 256;
+inline constexpr Array kSlabItems{2, 4, 6, 8, 12, 16};  // elements of dim that kernels have a thread hold
+constexpr bool has_slabs(int source_bytes, int result_bytes) {
+  return source_bytes == result_bytes && source_bytes < 8;
+}
+// Columns of a word, which a thread takes from shared memory at once, at most.
+constexpr int slab_word(int source_bytes) { return source_bytes == 2 ? 2 : 1; }
+// Elements of dim that a thread holds at most, before more share its columns: few more lanes cost more instructions,
+// but registers that cost warps more (gradients of 16 bits by eight instead of sixteen 0.95 of the time, forward 1.1).
+constexpr int slab_most_items(int source_bytes, int columns, Direction direction) {
+  if (direction == Direction::backward) return columns == 2 ? 8 : 12;
+  return source_bytes == 2 && columns == 1 ? 16 : 12;
+}
+// Kernels of so many are for more than these, which every thread has.
+constexpr int slab_items_before(int items) {
+  int before = 1;
+  for (const int fewer : kSlabItems)
+    if (fewer < items) before = fewer;
+  return before;
+}
+// Of a block, all operands together, about: half as much again, or a quarter less, takes up to a tenth longer.
+inline constexpr int kSlabBytes = 6 * 1024;
+inline constexpr int kSlabsTried = 16;  // numbers of slabs
+// What a larger slab takes as columns that threads load themselves is less.
+constexpr int slab_most_bytes(int source_bytes, Direction direction) {
+  return source_bytes == 4 && direction == Direction::backward ? 4 * 1024 : 32 * 1024;
+}
+// Of a multiprocessor, at least: of fewer slabs, or bytes, whose time is latency, columns are rather spread over more
+// threads (1 MiB of 16 bits, read and forward, takes 1.03 of the time, half of that 1.3, but 2 MiB 0.87; gradients, 2
+// MiB of outputs and gradients 1.12, 4 MiB 0.91; of float32, 1 MiB 1.06, 2 MiB 1.02, 4 MiB 0.85; 4 MiB 1.08, 16 0.96).
+inline constexpr int kSlabsLeast = 3;
+constexpr int slabs_least_bytes(int source_bytes, Direction direction) {
+  if (direction == Direction::backward) return source_bytes == 2 ? 24 * 1024 : 48 * 1024;
+  return source_bytes == 2 ? 10 * 1024 : 16 * 1024;
+}
+inline constexpr int kSlabBlocks = 10;    // of a multiprocessor, before they have several slabs
+inline constexpr int kSlabBankTurns = 4;  // than which more are worth twice the lanes
+// Warps of a block: at least so many that its multiprocessor, where shared memory has room for no more blocks, has this
+// many together; and as many as it may have, where there are fewer in all than kSlabFewWarps a multiprocessor.
+inline constexpr int kSlabWarps = 4, kSlabResidentWarps = 48, kSlabFewWarps = 32;
+// Instructions of a warp, about: for its block, where that begins or ends within a vector, and for words that its lanes
+// take in a turn.
+struct SlabInstructions {
+  int block, ends, turn, column, element;
+};
+inline constexpr SlabInstructions kSlabInstructions{110, 50, 40, 30, 10};
+
 // A tile lies in shared memory, and what lies there is what is under way: 128 KiB a multiprocessor reach the speed of
 // memory, a third more covers blocks that compute. Narrow tiles of small dims are a block of 128 threads, of which
 // eight are resident (64 registers a thread); a long dim needs more to have segments of memory worth the name, and gets

@@ -83,6 +83,17 @@ NDSOFTMAX_HOST_DEVICE TileThread tile_thread(int thread, const Divider& run, con
   return {thread + (tile - step) * run.size, step - tile * along.size};
 }
 
+// Slabs whose columns threads hold: neighbouring lanes, `1 << log2_run` of them, take neighbouring columns, and each
+// column has as many lanes along dim as a warp then has. The first column of the warp, in words, and the thread's.
+struct SlabThread {
+  int first, beside;
+  int along;  // dim
+};
+NDSOFTMAX_HOST_DEVICE SlabThread slab_thread(int thread, int log2_run) {
+  const int lane = thread % tuning::kWarp, run = 1 << log2_run;
+  return {thread / tuning::kWarp * run, lane & (run - 1), lane >> log2_run};
+}
+
 // Whether a tile writes one of its columns, where rows do not begin on sectors of memory, which are slow to write in
 // parts: tiles, a `step` apart, overlap, and the one whose step has the first column of a sector writes the whole
 // sector. A bit for each of the `period` vectors of a sector that the column may be; `column` is before it in the tile,
