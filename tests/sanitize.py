@@ -90,6 +90,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((10_000, 8, 14), 1, (None,), 1),
     ((5000, 12, 14), 1, (None,), 1),
     ((800, 75, 14), 1, (None,), 1),
+    ((30_000, 7, 6), 1, (None,), 1),
     ((3, 2, 19, 72), 2, (None,)),  # whose masks some of outer share: vectors,
     ((2, 3, 40, 66), 2, (None,)),  # words
     ((2, 3, 40, 45), 2, (None,)),  # and single columns

@@ -532,9 +532,9 @@ def are_small_slabs(chosen: Plan) -> bool:
         ((300_000, 2, 5), torch.float32, 1),
         ((20_000, 7, 28), torch.bfloat16, 2),
         ((20_001, 7, 29), torch.float16, 1),
-        ((5000, 75, 6), torch.float32, 1),
-        ((5001, 150, 6), torch.bfloat16, 2),
-        ((5000, 300, 3), torch.float16, 1),
+        ((5000, 45, 9), torch.float32, 1),
+        ((12_001, 30, 6), torch.bfloat16, 2),
+        ((5000, 190, 3), torch.float16, 1),
         ((1 << 20, 3, 2), torch.bfloat16, 2),
     ],
     ids=str,
@@ -579,6 +579,8 @@ def test_slabs_are_held_in_shared_memory_only_where_that_takes_less() -> None:
     assert not small(9000, 91, 93)  # more than 32 KiB
     assert small(9000, 20, 25, backward=True)
     assert not small(9000, 21, 25, backward=True)  # gradients of 32 bits: more than 4 KiB, with their outputs
+    assert small(9000, 192, 2, dtype=torch.bfloat16)
+    assert not small(9000, 193, 2, dtype=torch.bfloat16)  # more than 16 lanes
     assert small(9000, 20, 50, dtype=torch.bfloat16)
     assert not small(9000, 20, 56, dtype=torch.bfloat16)  # vectors of columns
     assert not small(9000, 20, 25, dtype=torch.float64)

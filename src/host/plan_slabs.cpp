@@ -36,12 +36,11 @@ class SlabsPlanner {
         slabs_ * slab_bytes() <
             std::int64_t{tuning::slabs_least_bytes(bytes_, problem_.direction)} * device_.multiprocessors)
       return {};
-    if (slab_bytes() > tuning::slab_most_bytes(bytes_, problem_.direction)) return {};
     Plan plan;
     plan.regime = Regime::strided;
     plan.staged = plan.slabs = true;
     plan.vector = word_ = columns_are_vectors(problem_, tuning::slab_word(bytes_)) ? tuning::slab_word(bytes_) : 1;
-    if (!share_columns()) return {};
+    if (slab_bytes() > tuning::slab_most_bytes(bytes_, word_, problem_.direction) || !share_columns()) return {};
     const Block block = best_block();
     plan.items = static_cast<int>(items());
     plan.threads_per_row = lanes_;
@@ -68,9 +67,10 @@ class SlabsPlanner {
   // no room.
   bool share_columns() {
     const int most = tuning::slab_most_items(bytes_, word_, problem_.direction);
-    while (lanes_ < kWarp && items() > most) lanes_ *= 2;
+    const int most_lanes = tuning::slab_most_lanes(bytes_, word_, problem_.direction);
+    while (lanes_ < most_lanes && items() > most) lanes_ *= 2;
     if (items() > most) return false;
-    while (lanes_ < kWarp && 2 * lanes_ <= dim_ && bank_turns(lanes_) > tuning::kSlabBankTurns &&
+    while (lanes_ < most_lanes && 2 * lanes_ <= dim_ && bank_turns(lanes_) > tuning::kSlabBankTurns &&
            bank_turns(2 * lanes_) < bank_turns(lanes_))
       lanes_ *= 2;
     return true;
