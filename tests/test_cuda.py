@@ -515,9 +515,55 @@ def test_columns_that_are_read_twice(shape: tuple[int, ...], dtype: torch.dtype,
     ("dim", "inner"), [*((dim, inner) for dim in (17, 33, 64) for inner in (17, 25, 49, 63)), (26, 191), (32, 251)]
 )
 def test_many_columns_of_16_bits_that_are_single(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
-    x = normal((2_500_000 // dim // inner, dim, inner)).to(dtype).requires_grad_()
-    assert ndsoftmax.explain(x, 1, log=log).vector == 1
-    assert_forward_and_backward(x, log=log)
+    x = normal((2_500_000 // dim // inner, dim + 8, inner)).to(dtype)[:, :dim]  # slabs that follow each other are runs
+    y = torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="cuda")
+    chosen = ndsoftmax.explain(x, 1, log=log)
+    assert (chosen.vector, chosen.staged) == (1, False)
+    (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x, 1, out=y)
+    assert_forward(y, x, 1, log=log)
+    assert_forward_and_backward(x.requires_grad_(), log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("outer", "dim", "inner"),
+    [
+        (200_000, 2, 5),  # single columns: of one lane,
+        (50_001, 5, 7),
+        (20_000, 11, 9),
+        (9001, 16, 15),
+        (4000, 47, 11),  # of several
+        (2001, 190, 3),
+        (600, 305, 9),
+        (60_001, 3, 14),  # words
+        (30_000, 7, 10),
+        (12_001, 12, 14),
+        (6000, 30, 12),
+        (2000, 150, 6),
+    ],
+)
+def test_small_slabs_that_follow_each_other(outer: int, dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
+    given = normal((outer, dim, inner)).to(dtype)
+    function = ndsoftmax.log_softmax if log else ndsoftmax.softmax
+    backward = ndsoftmax.ops.log_softmax_backward if log else ndsoftmax.ops.softmax_backward
+    if ndsoftmax._C.device("cuda").compute_capability >= 80:
+        assert ndsoftmax.explain(given, 1, log=log).slabs
+    assert_forward_and_backward(given.clone().requires_grad_(), log=log)
+    y, grad = function(given, 1), numbers(given.numel(), 1, device="cuda").view(given.shape).to(dtype)
+    for offset in (1, 2, 5):  # in place, where runs begin anywhere, and of gradients that begin elsewhere than outputs
+        x = torch.empty(given.numel() + offset, dtype=dtype, device="cuda")[offset:].view(given.shape)
+        assert function(x.copy_(given), 1, out=x) is x
+        assert_forward(x, given, 1, log=log)
+        assert_gradient(backward(x.copy_(grad), y, 1), grad, y, log=log)
+    special = given.clone()
+    special[0, 0, 0], special[1, -1, 1], special[-1, 0, -1] = torch.nan, torch.inf, -torch.inf
+    special[2, :, 2] = -torch.inf
+    special[3, 1:, 1], special[3, 0, 1] = -torch.inf, 0
+    got, right = function(special, 1), (torch.log_softmax if log else torch.softmax)(special.double(), 1)
+    assert torch.equal(got.isnan(), right.isnan())
+    assert_forward(got[4:], special[4:], 1, log=log)
+    assert torch.equal(got[3, :, 1], right[3, :, 1].to(dtype))
 
 
 @pytest.mark.parametrize("log", [False, True])

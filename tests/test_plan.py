@@ -520,10 +520,6 @@ def test_many_columns_of_16_bits_may_be_single(
     assert (chosen.vector == 1 and not chosen.staged) == single
 
 
-def are_small_slabs(chosen: Plan) -> bool:
-    return "columns of small slabs" in chosen.why
-
-
 @pytest.mark.parametrize("device", ["H200", "A100", "RTX 5090"])
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(
@@ -544,7 +540,7 @@ def test_small_slabs_that_follow_each_other_are_runs_in_shared_memory(
 ) -> None:
     outer, dim, inner = shape
     chosen = plan(**contiguous(*shape, dim=1, dtype=dtype, backward=backward), device=DEVICES[device])
-    assert are_small_slabs(chosen)
+    assert chosen.slabs
     assert (chosen.regime, chosen.staged, chosen.vector, chosen.passes, chosen.cluster) == (
         "strided",
         True,
@@ -556,19 +552,23 @@ def test_small_slabs_that_follow_each_other_are_runs_in_shared_memory(
     slabs, rest = divmod(chosen.rows_per_block, inner)
     assert rest == 0  # whole ones
     assert chosen.grid == -(-outer // slabs)
-    operands = 2 if backward else 1
-    assert chosen.shared_bytes >= operands * slabs * dim * inner * dtype.itemsize
+    run = -(-slabs * dim * inner * dtype.itemsize // 16) * 16
+    assert chosen.shared_bytes == (2 if backward else 1) * (run + 16)  # which may begin within 16 bytes
     assert set(coverage(chosen)) == {1}
-    # in place as well, but not between gaps, and not where results begin elsewhere within a vector
-    assert not are_small_slabs(plan(**apart(*shape, dtype=dtype, backward=backward), device=DEVICES[device]))
-    if not backward:
+    # not with gaps between them, and not where results begin elsewhere within 16 bytes; gradients may
+    assert not plan(**apart(*shape, dtype=dtype, backward=backward), device=DEVICES[device]).slabs
+    if backward:
+        elsewhere = contiguous(*shape, dim=1, dtype=dtype, backward=True) | {"offsets": (0, 1, 0)}
+        chosen = plan(**elsewhere, device=DEVICES[device])
+        assert (chosen.slabs, chosen.vector) == (True, 1)  # no words
+    else:
         elsewhere = contiguous(*shape, dim=1, dtype=dtype) | {"offsets": (0, 0, 1)}
-        assert not are_small_slabs(plan(**elsewhere, device=DEVICES[device]))
+        assert not plan(**elsewhere, device=DEVICES[device]).slabs
 
 
 def test_slabs_are_held_in_shared_memory_only_where_that_takes_less() -> None:
     def small(*shape: int, device: str = "H200", **options: Any) -> bool:
-        return are_small_slabs(plan(**contiguous(*shape, dim=1, **options), device=DEVICES[device]))
+        return plan(**contiguous(*shape, dim=1, **options), device=DEVICES[device]).slabs
 
     assert small(396, 41, 37)
     assert not small(395, 41, 37)  # three slabs a multiprocessor, at least
@@ -586,7 +586,7 @@ def test_slabs_are_held_in_shared_memory_only_where_that_takes_less() -> None:
     assert not small(9000, 20, 25, dtype=torch.float64)
     assert not small(9000, 20, 25, device="T4")
     source = torch.empty(9000, 20, 25, dtype=torch.bfloat16, device="meta")
-    assert not are_small_slabs(plan(**problem(source, source.float(), 1, log=False), device=DEVICES["H200"]))
+    assert not plan(**problem(source, source.float(), 1, log=False), device=DEVICES["H200"]).slabs
 
 
 @pytest.mark.parametrize("shape", [(128, 30_000, 129), (1000, 30_000, 65), (8, 100_000, 4_001)])

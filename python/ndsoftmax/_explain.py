@@ -61,9 +61,9 @@ class Explanation:
         Where it would run.
     regime, outer, dim, inner, passes, why
         Which kernel runs on which sizes, how often it reads each element, and the reason.
-    vector, items, threads_per_row, grid, block, cluster, splits, staged, meets, shared_bytes, workspace_bytes
+    vector, items, threads_per_row, grid, block, cluster, splits, staged, meets, slabs, shared_bytes, workspace_bytes
         The shape of the launch, and the memory that it takes; `meets`: all blocks run at once, and meet between two
-        passes.
+        passes; `slabs`: blocks have small slabs of dim × inner, whole ones, in shared memory.
     shared_items : int
         Of a column's `items`, those that a thread has in shared memory.
     interleaved : int
@@ -96,6 +96,7 @@ class Explanation:
     interleaved: int
     staged: bool
     meets: bool
+    slabs: bool
     shared_bytes: int
     workspace_bytes: int
     passes: int

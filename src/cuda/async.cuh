@@ -22,6 +22,8 @@ namespace ndsoftmax::cuda {
 #if defined(__CUDA_ARCH__)
 inline constexpr bool kHasClusters = __CUDA_ARCH__ >= 900,
                       kHasAllKernels = __CUDA_ARCH__ >= 10 * tuning::kAllKernelsFrom;
+#elif defined(NDSOFTMAX_EMULATES_SM_80)
+inline constexpr bool kHasClusters = false, kHasAllKernels = true;
 #else
 inline constexpr bool kHasClusters = true, kHasAllKernels = true;
 #endif

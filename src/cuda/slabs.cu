@@ -6,8 +6,8 @@
 // to 24 are taken. So bulk copies are one thread's, words are of two columns where these can be, and a block has
 // several of them for each thread, as beginning and ending costs a warp as much as a word does.
 //
-// Assumes: nothing fused, the source and the result of one type; all operands contiguous, the result misaligned as the
-// source is.
+// Assumes: nothing fused, but for the scale of gradients; the source and the result of one type, and all operands
+// contiguous; the result begins within a vector as the source does, whose place it takes in shared memory.
 #include <bit>
 
 #include "cuda/async.cuh"
@@ -55,12 +55,12 @@ class Slabs {
     count = static_cast<int>(min(static_cast<std::int64_t>(arguments.slabs_per_block), arguments.slabs - slab));
     first_ = slab * size;
     const Source* const from = arguments.source + first_;
-    const Source* const grad_from = arguments.grad + first_;
+    const Source* const grad_from = kBackward ? arguments.grad + first_ : from;
     source = place(from, 0);
     if constexpr (kBackward) to_grad = static_cast<int>(place(grad_from, arguments.operand_bytes) - source);
     await_kernel_before();
     if constexpr (kHasClusters) {
-      const Run<Source> run(from, count * size), of_grad(kBackward ? grad_from : from, count * size);
+      const Run<Source> run(from, count * size), of_grad(grad_from, count * size);
       if (threadIdx.x == 0) {
         arrived.init();
         arrived.expect((run.tail - run.head + (kBackward ? of_grad.tail - of_grad.head : 0)) * sizeof(Source));
@@ -144,7 +144,7 @@ __device__ __forceinline__ void take_slabs(const SlabArguments<Operation>& argum
   const work::SlabThread thread = work::slab_thread(threadIdx.x, arguments.log2_run);
   const int run = 1 << arguments.log2_run, along = kWarp >> arguments.log2_run;
   const int step = along * arguments.inner, left = arguments.dim - thread.along, turn = blockDim.x / kWarp * run;
-  const Live<kFull + 1> live{arguments.live};
+  const Live<kFull + 1> live{arguments.live};  // (of an item more than there is, has() says that it is not)
   const AlongDim team{run};
   const auto has = [&](int item) { return item < kFull || item * along < left; };
   const int words = slabs.count * arguments.words.size;

@@ -1,6 +1,5 @@
 // Plans for small slabs of dim × inner that follow each other: a block has a run of them in shared memory.
 #include <algorithm>
-#include <limits>
 
 #include "host/planning.hpp"
 
@@ -42,6 +41,7 @@ class SlabsPlanner {
     plan.vector = word_ = columns_are_vectors(problem_, tuning::slab_word(bytes_)) ? tuning::slab_word(bytes_) : 1;
     if (slab_bytes() > tuning::slab_most_bytes(bytes_, word_, problem_.direction) || !share_columns()) return {};
     const Block block = best_block();
+    if (block.shared_bytes > tuning::dynamic_shared_bytes(device_.shared_bytes_per_block)) return {};
     plan.items = static_cast<int>(items());
     plan.threads_per_row = lanes_;
     plan.run = kWarp / lanes_;

@@ -1,5 +1,6 @@
-// What the files of the planner for CUDA devices share: cuda_plan.cpp chooses a regime; plan_rows.cpp, plan_columns.cpp
-// and plan_strided.cpp fill in its plan; in_memory.cpp knows what of a problem may move as vectors.
+// What the files of the planner for CUDA devices share: cuda_plan.cpp chooses a regime; plan_rows.cpp,
+// plan_columns.cpp, plan_slabs.cpp and plan_strided.cpp fill in its plan; in_memory.cpp knows what of a problem may
+// move as vectors.
 #pragma once
 
 #include <bit>

@@ -168,8 +168,9 @@ inline Tensor broadcast(const Ints& sizes, std::optional<DType> dtype) {
 struct Case {
   Ints sizes, strides;  // empty strides: contiguous
   Ints dims;
-  std::int64_t offset = 0;  // of every tensor, in elements
-  bool peaked = false;      // most elements lie far below the maximum, which few threads see
+  std::int64_t offset = 0;       // of every tensor, in elements
+  bool peaked = false;           // most elements lie far below the maximum, which few threads see
+  std::int64_t grad_offset = 0;  // of gradients, beyond that
 };
 
 struct Precision {
@@ -199,7 +200,7 @@ class Call {
                      : backward && one_in(2)                                ? kGrad
                                                                             : kSource),
         source_(c.sizes, strides_, source_dtype, c.offset),
-        grad_(c.sizes, strides_, source_dtype, c.offset),
+        grad_(c.sizes, strides_, source_dtype, c.offset + c.grad_offset),
         result_(c.sizes, aliased_ || (overwritten_ == kWhole && one_in(2)) ? contiguous(c.sizes) : strides_,
                 result_dtype, c.offset) {
     if (fused)
@@ -437,8 +438,8 @@ std::map<std::string, int> run(
         (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
         (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
         (chosen.regime == Regime::strided && staggers_columns(chosen) ? ", staggered" : "") +
-        (chosen.interleaved > 1 ? ", interleaved" : "") + (chosen.meets ? ", meeting" : "") +
-        (call.problem.fused.any && !chosen.scales ? ", fused" : ""));
+        (chosen.slabs ? ", slabs" : "") + (chosen.interleaved > 1 ? ", interleaved" : "") +
+        (chosen.meets ? ", meeting" : "") + (call.problem.fused.any && !chosen.scales ? ", fused" : ""));
     say("total");
   };
   auto runs = count_in_processes(cases.size() * std::size(pairs), [&](std::size_t unit, const auto& say) {

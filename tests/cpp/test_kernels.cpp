@@ -337,16 +337,6 @@ int main() {
                                              {{5, 27, 2277}, {27 * 2281 + 4, 2281, 1}, {1}}};
   runs = testing::run(staggered, {small}, 1000, launch, staggers_columns);
   CHECK(runs["total"] == runs["strided, staggered"] && runs["total"] > 15);
-  // small slabs that follow each other: words and single columns, of one lane and of several, of all numbers of items
-  // that there are kernels for, in runs that begin and end anywhere, and so many that blocks have several, or not all
-  const std::vector<testing::Case> slabs{
-      {{700, 2, 5}, {}, {1}, 1},       {{80, 3, 28}, {}, {1}},           {{430, 5, 3}, {}, {1}, 3, true},
-      {{70, 7, 14}, {}, {1}, 2},       {{65, 11, 9}, {}, {1}, 5},        {{24, 13, 22}, {}, {1}, 6},
-      {{60, 16, 7}, {}, {1}, 0, true}, {{16, 24, 18}, {}, {1}, 4, true}, {{30, 75, 3}, {}, {1}, 7},
-      {{6, 119, 10}, {}, {1}},         {{7, 300, 5}, {}, {1}, 1, true},  {{6, 190, 6}, {}, {1}, 2},
-      {{150, 2, 22}, {}, {1}, 6},      {{60, 6, 18}, {}, {1}, 2},        {{170, 4, 9}, {}, {1}, 1}};
-  runs = testing::run(slabs, {small}, 1000, launch, [](const Plan& plan) { return plan.slabs; });
-  CHECK(runs["total"] >= 70);
   // columns so many that threads have several: vectors, words, single ones, and such of more elements than the smallest
   // kernels hold
   const auto has_several = [](const Plan& plan) {

@@ -1,0 +1,52 @@
+// The kernels of small slabs against float64, in an emulator: of a GPU with bulk copies, and, compiled again, of one
+// without (see CMakeLists.txt).
+#include "problems.hpp"
+// after all that is not told of CUDA's attributes
+#include "cuda/launch.hpp"
+#include "cuda/launchers.hpp"
+
+using namespace ndsoftmax;
+
+#if defined(NDSOFTMAX_EMULATES_SM_80)
+constexpr int kComputeCapability = 80;
+#else
+constexpr int kComputeCapability = 90;
+#endif
+
+int& cuda::kernels_compiled() {
+  static int count = 0;
+  return count;
+}
+
+int main() {
+  Device device;  // to which little is enough
+  device.kind = Device::Kind::cuda;
+  device.compute_capability = kComputeCapability;
+  device.multiprocessors = 1;
+  device.shared_bytes_per_block = 100 << 10;
+  device.l2_bytes = 50 << 20;
+  // words and single columns, of one lane and of several, of all numbers of items that there are kernels for, in runs
+  // that begin and end anywhere, those of gradients elsewhere, and so many that blocks have several, or not all
+  const std::vector<testing::Case> slabs{{{700, 2, 5}, {}, {1}, 1},
+                                         {{80, 3, 28}, {}, {1}},
+                                         {{430, 5, 3}, {}, {1}, 3, true},
+                                         {{70, 7, 14}, {}, {1}, 2, false, 2},
+                                         {{65, 11, 9}, {}, {1}, 5, false, 1},
+                                         {{24, 13, 22}, {}, {1}, 6, false, 4},
+                                         {{60, 16, 7}, {}, {1}, 0, true, 7},
+                                         {{16, 24, 18}, {}, {1}, 4, true, 1},
+                                         {{30, 75, 3}, {}, {1}, 7, false, 2},
+                                         {{6, 119, 10}, {}, {1}},
+                                         {{7, 300, 5}, {}, {1}, 1, true},
+                                         {{6, 190, 6}, {}, {1}, 2},
+                                         {{150, 2, 22}, {}, {1}, 6, false, 2},
+                                         {{60, 6, 18}, {}, {1}, 2},
+                                         {{170, 4, 9}, {}, {1}, 1, false, 6}};
+  const auto launch = [](const Problem& problem, const Plan& plan, const Device& on, const Addresses& addresses) {
+    cuda::launch_slabs(problem, plan, {addresses, nullptr, on.shared_bytes_per_block, true}, nullptr);
+  };
+  auto runs = testing::run(slabs, {device}, 1000, launch, [](const Plan& plan) { return plan.slabs; });
+  CHECK(runs["total"] >= 70);
+  CHECK_EQUAL(runs["total"], runs["strided, slabs"]);
+  return summary();
+}
