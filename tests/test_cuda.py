@@ -97,6 +97,8 @@ def test_so_many_rows_that_they_are_staged(dim: int, dtype: torch.dtype, log: bo
 def test_columns_that_are_no_vectors(shape: tuple[int, ...], dtype: torch.dtype, log: bool) -> None:
     x = normal(shape).to(dtype).requires_grad_()
     assert_forward_and_backward(x, log=log)
+    if ndsoftmax.explain(x, 1, log=log).slabs:  # small ones that follow each other: with gaps between them, columns
+        assert_forward_and_backward_apart(shape, dtype, log=log)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -314,6 +316,21 @@ def assert_forward_and_backward(x: Tensor, *, log: bool) -> None:
     assert_gradient(x.grad, grad, y.detach(), log=log)
 
 
+def assert_forward_and_backward_apart(
+    shape: tuple[int, ...], dtype: torch.dtype, *, log: bool, vector: int | None = None
+) -> None:
+    """Of slabs of dim × inner with gaps between them, also in the output."""
+    outer, dim, inner = shape
+    x, y = (normal((outer, dim + 8, inner), seed).to(dtype)[:, :dim] for seed in (0, 1))
+    chosen = ndsoftmax.explain(x, 1, log=log)
+    assert not chosen.slabs
+    assert vector in (None, chosen.vector)
+    (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x, 1, out=y)
+    assert_forward(y, x, 1, log=log)
+    backward = ndsoftmax.ops.log_softmax_backward if log else ndsoftmax.ops.softmax_backward
+    assert_gradient(backward(x, y, 1), x, y, log=log)
+
+
 def assert_gradient(got: Tensor, grad: Tensor, y: Tensor, *, log: bool) -> None:
     exact, terms = oracle.backward(grad, y, 1, log=log), oracle.magnitude(grad, y, 1, log=log)
     eps = torch.finfo(torch.float64 if y.dtype == torch.float64 else torch.float32).eps  # what it is computed in
@@ -515,13 +532,7 @@ def test_columns_that_are_read_twice(shape: tuple[int, ...], dtype: torch.dtype,
     ("dim", "inner"), [*((dim, inner) for dim in (17, 33, 64) for inner in (17, 25, 49, 63)), (26, 191), (32, 251)]
 )
 def test_many_columns_of_16_bits_that_are_single(dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:
-    x = normal((2_500_000 // dim // inner, dim + 8, inner)).to(dtype)[:, :dim]  # slabs that follow each other are runs
-    y = torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="cuda")
-    chosen = ndsoftmax.explain(x, 1, log=log)
-    assert (chosen.vector, chosen.staged) == (1, False)
-    (ndsoftmax.log_softmax if log else ndsoftmax.softmax)(x, 1, out=y)
-    assert_forward(y, x, 1, log=log)
-    assert_forward_and_backward(x.requires_grad_(), log=log)
+    assert_forward_and_backward_apart((2_500_000 // dim // inner, dim, inner), dtype, log=log, vector=1)
 
 
 @pytest.mark.parametrize("log", [False, True])
