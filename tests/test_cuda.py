@@ -550,7 +550,7 @@ def test_many_columns_of_16_bits_that_are_single(dim: int, inner: int, dtype: to
         (60_001, 3, 14),  # words
         (30_000, 7, 10),
         (12_001, 12, 14),
-        (6000, 30, 12),
+        (6000, 30, 14),
         (2000, 150, 6),
     ],
 )
