@@ -110,7 +110,8 @@ class Slabs {
   std::int64_t first_;  // element
 };
 
-// The threads that share a column, which are `run` lanes apart; often there is but one, and nothing to do.
+// The threads that share a column, which are `run` lanes apart; often there is but one, and nothing to do: so a loop,
+// where Lanes asks for each step whether it is one.
 struct AlongDim {
   int run;
 

@@ -997,13 +997,13 @@ constexpr bool has_slabs(int source_bytes, int result_bytes) {
 }
 // Columns of a word, which a thread takes from shared memory at once, at most.
 constexpr int slab_word(int source_bytes) { return source_bytes == 2 ? 2 : 1; }
-// Elements of dim that a thread holds at most, before more share its columns: few more lanes cost more instructions,
-// but registers that cost warps more (gradients of 16 bits by eight instead of sixteen 0.95 of the time, forward 1.1).
+// Elements of dim that a thread holds at most, before more lanes share its columns: more lanes take instructions, more
+// elements registers, and so warps (by at most eight instead, gradients of 16 bits take 0.95 of the time, forward 1.1).
 constexpr int slab_most_items(int source_bytes, int columns, Direction direction) {
   if (direction == Direction::backward) return columns == 2 ? 8 : 12;
   return source_bytes == 2 && columns == 1 ? 16 : 12;
 }
-// Kernels of so many are for more than these, which every thread has.
+// A kernel of so many items is for more than these, which every thread has.
 constexpr int slab_items_before(int items) {
   int before = 1;
   for (const int fewer : kSlabItems)
