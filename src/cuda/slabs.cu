@@ -2,9 +2,10 @@
 // into shared memory as vectors, wherever that begins, threads hold columns, and put results back, and the block copies
 // those out as one run. So memory sees whole vectors, however short and unaligned the rows of slabs are.
 //
-// What bounds it is memory for 32 bits, and instructions for 16, of which a multiprocessor has 32 for each element: 17
-// to 24 are taken. So bulk copies are one thread's, words are of two columns where these can be, and a block has
-// several of them for each thread, as beginning and ending costs a warp as much as a word does.
+// What bounds it is memory for 32 bits, and instructions for 16, of which a multiprocessor executes 32 for each element
+// in the time in which memory moves it (H200): 17 to 24 are taken. So bulk copies are one thread's, words are of two
+// columns where these can be, and a block has several of them for each thread, as beginning and ending costs a warp as
+// much as a word does.
 //
 // Assumes: nothing fused, but for the scale of gradients; the source and the result of one type, and all operands
 // contiguous; the result begins within a vector as the source does, whose place it takes in shared memory.

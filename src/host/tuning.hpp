@@ -1010,13 +1010,13 @@ constexpr int slab_items_before(int items) {
     if (fewer < items) before = fewer;
   return before;
 }
-// Of a block, all operands together, up to a third more or less, by the number of slabs that takes the fewest
-// instructions (about 8 KiB instead: 1.02 of the time, 4.7 KiB 1.0).
+// Of a block, all operands together, unless one slab has more, or blocks are few; up to a third more or less, by the
+// number of slabs that takes the fewest instructions (about 8 KiB instead: 1.02 of the time, 4.7 KiB 1.0).
 inline constexpr int kSlabBytes = 6 * 1024;
 inline constexpr int kSlabsTried = 16;  // such numbers
 // Slabs of more bytes, or columns of more lanes than these, take less as columns that threads load themselves: most of
-// gradients, whose loads are under way longer than what little is computed (of 562 problems of 16 bits drawn at random
-// 80 took more than 1.05 of the time without this rule, of 1126 forward 49, with it 29 and 38).
+// gradients, whose loads are under way longer than what little is computed (of 562 gradients of 16 bits drawn at random
+// 80 took more than 1.05 of the time without this rule, of 1126 problems forward 49, with it 29 and 38).
 constexpr int slab_most_bytes(int source_bytes, int columns, Direction direction) {
   if (direction == Direction::forward || (source_bytes == 2 && columns == 1)) return 32 * 1024;
   return columns == 2 ? 2 * 1024 : 4 * 1024;
@@ -1026,8 +1026,9 @@ constexpr int slab_most_lanes(int source_bytes, int columns, Direction direction
   return columns == 2 ? 16 : kWarp;
 }
 // Of a multiprocessor, at least: of fewer slabs, or bytes, whose time is latency, columns are rather spread over more
-// threads (1 MiB of 16 bits, read and forward, takes 1.03 of the time, half of that 1.3, but 2 MiB 0.87; gradients, 2
-// MiB of outputs and gradients 1.12, 4 MiB 0.91; of float32, 1 MiB 1.06, 2 MiB 1.02, 4 MiB 0.85; 4 MiB 1.08, 16 0.96).
+// threads (of 16 bits, where 1 MiB is read, forward, it takes 1.03 of the time, where half of that 1.3, where 2 MiB
+// 0.87; gradients, where 2 MiB 1.12, where 4 MiB 0.91; of float32, 2 MiB forward 1.02, 4 MiB 0.85; gradients, 4
+// MiB 1.08, 16 MiB 0.96).
 inline constexpr int kSlabsLeast = 3;
 constexpr int slabs_least_bytes(int source_bytes, Direction direction) {
   if (direction == Direction::backward) return source_bytes == 2 ? 24 * 1024 : 48 * 1024;
