@@ -93,9 +93,13 @@ def contiguous(*sizes: int, dim: int, dtype: torch.dtype = torch.float32, backwa
     return problem(x, x, dim, log=False, grad=x if backward else None)
 
 
+def with_gaps(outer: int, dim: int, inner: int, dtype: torch.dtype) -> torch.Tensor:
+    """Between slabs of dim × inner: small ones that follow each other have plans of their own."""
+    return torch.empty_strided((outer, dim, inner), (dim * inner + 16, inner, 1), dtype=dtype, device="meta")
+
+
 def apart(outer: int, dim: int, inner: int, *, dtype: torch.dtype = torch.float32, backward: bool = False) -> Problem:
-    """Slabs of dim × inner between which there are gaps: small ones that follow each other have plans of their own."""
-    x = torch.empty_strided((outer, dim, inner), (dim * inner + 16, inner, 1), dtype=dtype, device="meta")
+    x = with_gaps(outer, dim, inner, dtype)
     return problem(x, x, 1, log=False, grad=x if backward else None)
 
 
@@ -817,10 +821,9 @@ def test_warps_hold_vectors_or_elements(rows: int, dim: int, dtype: torch.dtype,
     "shape", [(1, 2, 5), (15, 3, 3), (1000, 4, 7), (1_000_000, 4, 7), (1500, 16, 31), (4, 3, 1603)]
 )
 def test_threads_hold_single_columns_of_16_bits_however_short_strips_are(
-    shape: tuple[int, ...], result: torch.dtype
+    shape: tuple[int, int, int], result: torch.dtype
 ) -> None:
-    _, dim, inner = shape
-    source = torch.empty_strided(shape, (dim * inner + 16, inner, 1), dtype=torch.bfloat16, device="meta")
+    source = with_gaps(*shape, torch.bfloat16)
     chosen = plan(**problem(source, source.to(result), 1, log=False), device=DEVICES["H200"])
     assert (chosen.regime, chosen.staged, chosen.vector) == ("strided", False, 1)
     assert (chosen.threads_per_row, chosen.passes) == (1, 1)
@@ -831,10 +834,9 @@ def test_threads_hold_single_columns_of_16_bits_however_short_strips_are(
     [((36, 100, 5), 16), ((1, 20, 77), 4), ((4096, 20, 7), 1), ((300, 70, 31), 3), ((64, 100, 131), 4)],
 )
 def test_threads_share_single_columns_of_16_bits_as_long_as_elements_are_few(
-    shape: tuple[int, ...], threads: int
+    shape: tuple[int, int, int], threads: int
 ) -> None:
-    _, dim, inner = shape
-    source = torch.empty_strided(shape, (dim * inner + 16, inner, 1), dtype=torch.bfloat16, device="meta")
+    source = with_gaps(*shape, torch.bfloat16)
     for result in (torch.bfloat16, torch.float32):
         chosen = plan(**problem(source, source.to(result), 1, log=False), device=DEVICES["H200"])
         assert (chosen.regime, chosen.staged, chosen.vector) == ("strided", False, 1)

@@ -105,6 +105,18 @@ void visit_int(int value, Visitor&& visitor) {
   }
 }
 
+// Calls visitor(items), a constant, for the fewest items of which there is a kernel, as kRoundUp() says; of kMost at
+// most.
+template <int (*kRoundUp)(int), int kMost, int kItems = kRoundUp(1), typename Visitor>
+void visit_items(int items, const Visitor& visitor) {
+  if (items <= kItems)
+    visitor(std::integral_constant<int, kItems>{});
+  else if constexpr (kItems < kMost)
+    visit_items<kRoundUp, kMost, kRoundUp(kItems + 1)>(items, visitor);
+  else
+    no_kernel_for(items);
+}
+
 // One past the last element of an operand, as an offset.
 inline std::int64_t extent(const Problem& problem, Operand operand) {
   std::int64_t last = 0;

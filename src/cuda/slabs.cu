@@ -46,22 +46,21 @@ class Slabs {
   static constexpr bool kBackward = kIsBackward<Operation>;
 
   int count;  // of slabs
-  int size;   // of one, in elements
   Source* source;
   int to_grad;  // elements
 
-  __device__ __forceinline__ Slabs(const SlabArguments<Operation>& arguments, ArrivalBarrier& arrived)
-      : size(arguments.slab) {
+  __device__ __forceinline__ Slabs(const SlabArguments<Operation>& arguments, ArrivalBarrier& arrived) {
     const std::int64_t slab = (arguments.first_block + blockIdx.x) * arguments.slabs_per_block;
     count = static_cast<int>(min(static_cast<std::int64_t>(arguments.slabs_per_block), arguments.slabs - slab));
-    first_ = slab * size;
+    elements_ = count * arguments.slab;
+    first_ = slab * arguments.slab;
     const Source* const from = arguments.source + first_;
     const Source* const grad_from = kBackward ? arguments.grad + first_ : from;
     source = place(from, 0);
     if constexpr (kBackward) to_grad = static_cast<int>(place(grad_from, arguments.operand_bytes) - source);
     await_kernel_before();
     if constexpr (kHasClusters) {
-      const Run<Source> run(from, count * size), of_grad(grad_from, count * size);
+      const Run<Source> run(from, elements_), of_grad(grad_from, elements_);
       if (threadIdx.x == 0) {
         arrived.init();
         arrived.expect((run.tail - run.head + (kBackward ? of_grad.tail - of_grad.head : 0)) * sizeof(Source));
@@ -74,8 +73,8 @@ class Slabs {
       __syncthreads();
       arrived.await(0);
     } else {
-      copy_run<true>(source, from, count * size, threadIdx.x, blockDim.x);
-      if constexpr (kBackward) copy_run<true>(source + to_grad, grad_from, count * size, threadIdx.x, blockDim.x);
+      copy_run<true>(source, from, elements_, threadIdx.x, blockDim.x);
+      if constexpr (kBackward) copy_run<true>(source + to_grad, grad_from, elements_, threadIdx.x, blockDim.x);
       await_copies();
       __syncthreads();
     }
@@ -86,7 +85,7 @@ class Slabs {
     Result* const to = arguments.result + first_;
     const auto* const from = reinterpret_cast<const Result*>(source);
     if constexpr (kHasClusters) {
-      const Run<Result> run(to, count * size);
+      const Run<Result> run(to, elements_);
       ArrivalBarrier::stored();
       __syncthreads();
       if (run.has_ends()) run.copy_ends(to, from, threadIdx.x);
@@ -94,7 +93,7 @@ class Slabs {
         ArrivalBarrier::copy_out(to + run.head, from + run.head, (run.tail - run.head) * sizeof(Result));
     } else {
       __syncthreads();
-      copy_run<false>(to, from, count * size, threadIdx.x, blockDim.x);
+      copy_run<false>(to, from, elements_, threadIdx.x, blockDim.x);
     }
   }
 
@@ -109,6 +108,7 @@ class Slabs {
   }
 
   std::int64_t first_;  // element
+  int elements_;
 };
 
 // The threads that share a column, which are `run` lanes apart; often there is but one, and nothing to do: so a loop,
@@ -154,7 +154,7 @@ __device__ __forceinline__ void take_slabs(const SlabArguments<Operation>& argum
     const int number = first + thread.beside, slab = arguments.words.quotient(number);
     const bool exists = number < words;
     const int word = number - slab * arguments.words.size;
-    Source* const at = slabs.source + slab * slabs.size + word * kColumns + thread.along * arguments.inner;
+    Source* const at = slabs.source + slab * arguments.slab + word * kColumns + thread.along * arguments.inner;
     Word source[kItems], grad[kItems];
     const auto nothing = Word::filled(kBackward ? 0 : -std::numeric_limits<Real>::infinity()), zero = Word::filled(0);
     if (exists) {
@@ -212,19 +212,6 @@ __global__ void __launch_bounds__(tuning::kSlabMaxBlock) slab_columns(const Slab
     never_launched();
 }
 
-// Calls visitor(items), a constant, for the fewest items of which there is a kernel.
-template <typename Operation, int kColumns, int kNumber = 0, typename Visitor>
-void visit_items(int items, const Visitor& visitor) {
-  constexpr int kItems = tuning::kSlabItems[kNumber];
-  if (items <= kItems)
-    visitor(std::integral_constant<int, kItems>{});
-  else if constexpr (kItems <
-                     tuning::slab_most_items(sizeof(typename Operation::Source), kColumns, Operation::kDirection))
-    visit_items<Operation, kColumns, kNumber + 1>(items, visitor);
-  else
-    no_kernel_for(items);
-}
-
 }  // namespace
 
 void launch_slabs(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
@@ -249,7 +236,8 @@ void launch_slabs(const Problem& problem, const Plan& plan, const Pointers& poin
       arguments.words = work::Divider(problem.inner.size / plan.vector);
       arguments.fusing = fusing_of<Operation>(problem, pointers, {}, false);
       visit_int<1, tuning::slab_word(sizeof(Source))>(plan.vector, [&](auto columns) {
-        visit_items<Operation, columns>(plan.items, [&](auto items) {
+        constexpr int kMost = tuning::slab_most_items(sizeof(Source), columns, Operation::kDirection);
+        visit_items<tuning::slab_items, kMost>(plan.items, [&](auto items) {
           launch_grid<slab_columns<Operation, items, columns>>(arguments, plan, pointers, stream);
         });
       });

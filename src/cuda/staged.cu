@@ -302,19 +302,6 @@ __global__ void __launch_bounds__(tuning::kWarpBlock) tiny_rows(const RowArgumen
   staged.store(arguments, kDim);
 }
 
-// Calls visitor(items), a constant, for the fewest items of which there is a kernel.
-template <typename Operation, int kItems = tuning::staged_items(1), typename Visitor>
-void visit_items(int items, const Visitor& visitor) {
-  constexpr int kMost =
-      tuning::staged_most_items(sizeof(typename Operation::Source), Operation::kDirection, kFusesMore<Operation>);
-  if (items <= kItems)
-    visitor(std::integral_constant<int, kItems>{});
-  else if constexpr (kItems < kMost)
-    visit_items<Operation, tuning::staged_items(kItems + 1)>(items, visitor);
-  else
-    no_kernel_for(items);
-}
-
 }  // namespace
 
 void launch_staged(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
@@ -328,7 +315,8 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
           launch_grid<staged_rows<Operation, tuning::kStagedTailItems[tail], true>>(arguments, plan, pointers, stream);
         });
     if (plan.vector < kVector) {
-      visit_items<Operation>(plan.items, [&](auto items) {
+      constexpr int kMost = tuning::staged_most_items(sizeof(Source), Operation::kDirection, kFusesMore<Operation>);
+      visit_items<tuning::staged_items, kMost>(plan.items, [&](auto items) {
         launch_grid<staged_rows<Operation, items>>(arguments, plan, pointers, stream);
       });
     } else {

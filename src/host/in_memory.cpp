@@ -111,6 +111,14 @@ bool slabs_are_packed(const Problem& problem) {
          });
 }
 
+bool results_lie_as_sources(const Problem& problem) {
+  if (problem.misalignment[kSource] != problem.misalignment[kResult]) return false;
+  for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
+    for (int group = 0; group < axis->rank; ++group)
+      if (axis->groups[group].stride[kSource] != axis->groups[group].stride[kResult]) return false;
+  return true;
+}
+
 int most_phase_of_slabs(const Problem& problem, int vector) {
   int unit = vector;  // whose multiples all slabs begin at
   if (problem.outer.rank > 0)

@@ -8,15 +8,8 @@ namespace {
 
 // Whether all operands are contiguous, and the result begins within a vector as the source does, whose place it takes.
 bool slabs_follow_each_other(const Problem& problem) {
-  if (problem.outer.rank != 1 || problem.dim.rank != 1 || problem.inner.rank != 1) return false;
-  if (problem.misalignment[kSource] != problem.misalignment[kResult]) return false;
-  for (int operand = 0; operand < kWhole; ++operand) {
-    if (!problem.has(operand)) continue;
-    if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != problem.inner.size ||
-        problem.outer.groups[0].stride[operand] != problem.dim.size * problem.inner.size)
-      return false;
-  }
-  return true;
+  return problem.dim.rank == 1 && problem.inner.rank == 1 && slabs_are_runs(problem) && slabs_are_packed(problem) &&
+         results_lie_as_sources(problem);
 }
 
 class SlabsPlanner {
@@ -55,8 +48,9 @@ class SlabsPlanner {
 
  private:
   struct Block {
-    std::int64_t slabs, turns, warps;  // turns: of a warp, for all of its words together
+    std::int64_t slabs, warps;
     int shared_bytes;
+    double cost;  // a warp's instructions for each slab, about
   };
 
   std::int64_t slab_bytes() const { return dim_ * inner_ * bytes_ * sources_; }
@@ -70,32 +64,26 @@ class SlabsPlanner {
     const int most_lanes = tuning::slab_most_lanes(bytes_, word_, problem_.direction);
     while (lanes_ < most_lanes && items() > most) lanes_ *= 2;
     if (items() > most) return false;
-    while (lanes_ < most_lanes && 2 * lanes_ <= dim_ && bank_turns(lanes_) > tuning::kSlabBankTurns &&
+    while (lanes_ < most_lanes && 2 * lanes_ <= dim_ && bank_turns(lanes_) > tuning::kBankTurns &&
            bank_turns(2 * lanes_) < bank_turns(lanes_))
       lanes_ *= 2;
     return true;
   }
 
-  // Turns that shared memory takes when each lane of a warp wants its first word: the most in any of its banks.
   int bank_turns(int lanes) const {
-    Array<int, kWarp> wanted{};
-    Array<std::int64_t, kWarp> last{};
-    for (int lane = 0; lane < kWarp; ++lane) {
-      const int run = kWarp / lanes;
+    const int run = kWarp / lanes;
+    return tuning::bank_turns([&](int lane) {
       const std::int64_t column = lane % run, slab = column / words(), word = column % words();
-      const std::int64_t at = ((slab * dim_ + lane / run) * inner_ + word * word_) * bytes_ / 4;
-      const std::int64_t bank = at % kWarp;
-      if (wanted[bank] == 0 || last[bank] != at) ++wanted[bank];
-      last[bank] = at;
-    }
-    return *std::max_element(wanted.begin(), wanted.end());
+      return ((slab * dim_ + lane / run) * inner_ + word * word_) * bytes_ / 4;
+    });
   }
 
   // Of so many slabs: warps that have a few turns each, and rather more where few blocks would leave lanes idle.
   Block block_of(std::int64_t slabs) const {
-    const std::int64_t run = divide_up(slabs * dim_ * inner_ * bytes_, tuning::kVectorBytes) * tuning::kVectorBytes;
+    const std::int64_t bytes = slabs * dim_ * inner_ * bytes_;
+    const std::int64_t run = divide_up(bytes, tuning::kVectorBytes) * tuning::kVectorBytes;
     const auto shared_bytes = static_cast<int>(sources_ * (run + tuning::kVectorBytes));
-    const std::int64_t turns = divide_up(slabs * words() * lanes_, kWarp);
+    const std::int64_t turns = divide_up(slabs * words() * lanes_, kWarp);  // of a warp, for all words
     constexpr std::int64_t kMost = tuning::kSlabMaxBlock / kWarp;
     std::int64_t rather = std::max<std::int64_t>(
         tuning::kSlabWarps,
@@ -104,17 +92,13 @@ class SlabsPlanner {
       rather = kMost;
     rather = std::min(rather, kMost);
     const std::int64_t each = std::max<std::int64_t>(1, (turns + rather / 2) / rather);
-    return {slabs, turns, std::min(divide_up(turns, each), kMost), shared_bytes};
-  }
+    const std::int64_t warps = std::min(divide_up(turns, each), kMost);
 
-  // A warp's instructions for each slab, about.
-  double cost_of(const Block& block) const {
     const tuning::SlabInstructions& cost = tuning::kSlabInstructions;
-    const bool ends = block.slabs * dim_ * inner_ * bytes_ % tuning::kVectorBytes != 0;  // within a vector
-    const double of_turn = cost.turn + word_ * (cost.column + static_cast<double>(items()) * cost.element);
-    return (static_cast<double>(block.turns) * of_turn +
-            static_cast<double>(block.warps) * (cost.block + (ends ? cost.ends : 0))) /
-           static_cast<double>(block.slabs);
+    const bool ends = bytes != run;  // within a vector
+    const std::int64_t of_turn = cost.turn + word_ * (cost.column + items() * cost.element);
+    const std::int64_t instructions = turns * of_turn + warps * (cost.block + (ends ? cost.ends : 0));
+    return {slabs, warps, shared_bytes, static_cast<double>(instructions) / static_cast<double>(slabs)};
   }
 
   // With about kSlabBytes, unless there would be too few blocks; of a few numbers of slabs the one that costs least.
@@ -126,7 +110,7 @@ class SlabsPlanner {
         {1, most - tuning::kSlabsTried + 1, std::min(most, 2 * tuning::kSlabBytes / 3 / slab_bytes())});
     Block best = block_of(most);
     for (std::int64_t slabs = most - 1; slabs >= least; --slabs)
-      if (const Block block = block_of(slabs); cost_of(block) < cost_of(best)) best = block;
+      if (const Block block = block_of(slabs); block.cost < best.cost) best = block;
     return best;
   }
 

@@ -22,11 +22,7 @@ bool results_go_back(const Problem& problem) {
   const bool whole_sectors = bytes % tuning::kSectorBytes == 0;
   if (bytes >= (whole_sectors ? tuning::kSectorBytes : tuning::kTileBackBytes) || problem.source != problem.result)
     return false;
-  if (!slabs_are_runs(problem) || problem.misalignment[kSource] != problem.misalignment[kResult]) return false;
-  for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
-    for (int group = 0; group < axis->rank; ++group)
-      if (axis->groups[group].stride[kSource] != axis->groups[group].stride[kResult]) return false;
-  return true;
+  return slabs_are_runs(problem) && results_lie_as_sources(problem);
 }
 
 // Results of a dim of several groups go back into the tile, where they take the place of sources.

@@ -95,6 +95,9 @@ int alignment_of(const Problem& problem, std::int64_t columns);
 // Whether strips that are runs follow each other: several are one run.
 bool slabs_are_packed(const Problem& problem);
 
+// Whether results step as the source does, and begin within a vector as it does.
+bool results_lie_as_sources(const Problem& problem);
+
 // Elements at most between the vector that a slab begins in and its first element.
 int most_phase_of_slabs(const Problem& problem, int vector);
 

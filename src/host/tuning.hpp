@@ -309,17 +309,25 @@ constexpr int staged_items_before(int items) {
   return before;
 }
 
-inline constexpr int kStagedBankTurns = 4;  // than which more are worth twice the lanes, and the steps to combine them
+inline constexpr int kBankTurns = 4;  // than which more are worth twice the lanes, and the steps to combine them
 
-// Turns that shared memory takes when each lane of a warp wants its first word: the most words in any of its banks.
-constexpr int bank_turns(int dim, int word, int lanes, int apart) {
+// Turns that shared memory takes when each lane of a warp wants its first word, as word_of(lane) says: the most words
+// in any of its banks.
+template <typename WordOf>
+constexpr int bank_turns(const WordOf& word_of) {
   Array<int, kWarp> wanted{};
+  Array<std::int64_t, kWarp> last{};  // which neighbours may have in common
   int most = 0;
   for (int lane = 0; lane < kWarp; ++lane) {
-    int& bank = wanted[(lane / lanes * apart * dim / word + lane % lanes) % kWarp];
-    most = ++bank > most ? bank : most;
+    const std::int64_t word = word_of(lane), bank = word % kWarp;
+    if (wanted[bank] == 0 || last[bank] != word) ++wanted[bank];
+    last[bank] = word;
+    most = wanted[bank] > most ? wanted[bank] : most;
   }
   return most;
+}
+constexpr int bank_turns(int dim, int word, int lanes, int apart) {
+  return bank_turns([=](int lane) { return lane / lanes * apart * dim / word + lane % lanes; });
 }
 
 // How far apart the rows of neighbouring teams are: rows a little longer than all banks together meet in a few of them.
@@ -337,7 +345,7 @@ constexpr int staged_lanes(int dim, int source_bytes, bool fuses) {
   const int word = staged_word(source_bytes);
   int lanes = 1;
   while (lanes < kWarp && lanes * staged_values(source_bytes, fuses) < (dim + word - 1) / word * word) lanes *= 2;
-  while (lanes < kWarp && staged_bank_turns(dim, word, lanes) > kStagedBankTurns &&
+  while (lanes < kWarp && staged_bank_turns(dim, word, lanes) > kBankTurns &&
          staged_bank_turns(dim, word, 2 * lanes) < staged_bank_turns(dim, word, lanes))
     lanes *= 2;
   return lanes;
@@ -1003,6 +1011,12 @@ constexpr int slab_most_items(int source_bytes, int columns, Direction direction
   if (direction == Direction::backward) return columns == 2 ? 8 : 12;
   return source_bytes == 2 && columns == 1 ? 16 : 12;
 }
+// A thread's items, rounded up to those that kernels are compiled for.
+constexpr int slab_items(int items) {
+  for (const int enough : kSlabItems)
+    if (enough >= items) return enough;
+  return kSlabItems.back();
+}
 // A kernel of so many items is for more than these, which every thread has.
 constexpr int slab_items_before(int items) {
   int before = 1;
@@ -1034,8 +1048,7 @@ constexpr int slabs_least_bytes(int source_bytes, Direction direction) {
   if (direction == Direction::backward) return source_bytes == 2 ? 24 * 1024 : 48 * 1024;
   return source_bytes == 2 ? 10 * 1024 : 16 * 1024;
 }
-inline constexpr int kSlabBlocks = 10;    // of a multiprocessor, before they have several slabs
-inline constexpr int kSlabBankTurns = 4;  // than which more are worth twice the lanes
+inline constexpr int kSlabBlocks = 10;  // of a multiprocessor, before they have several slabs
 // Warps of a block: at least so many that its multiprocessor, where shared memory has room for no more blocks, has this
 // many together; and as many as it may have, where there are fewer in all than kSlabFewWarps a multiprocessor.
 inline constexpr int kSlabWarps = 4, kSlabResidentWarps = 48, kSlabFewWarps = 32;
