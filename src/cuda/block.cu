@@ -14,7 +14,7 @@ template <typename Operation, int kVectors>
 __global__ void __launch_bounds__(tuning::kMaxBlock) block_row(const RowArguments<Operation> arguments) {
   if constexpr (kHasAllKernels) {
     await_kernel_before();
-    let_next_kernel_begin();
+    if (!arguments.next_begins_late) let_next_kernel_begin();
     hold_rows<Row<Operation, int, !Operation::kAligned>, kVectors, 1>(
         arguments, arguments.first_block + blockIdx.x, 1, 1, blockDim.x, threadIdx.x, Lanes{}, BlockExchange{});
   } else {

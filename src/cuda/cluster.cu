@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
     const int blocks = cluster_size(), rank = static_cast<int>(block % blocks);
     meeting.complete.open();
     await_kernel_before();
-    let_next_kernel_begin();
+    if (!arguments.next_begins_late) let_next_kernel_begin();
     using RowOf = Row<Operation, int, !Operation::kAligned>;
     using Vectors = MoreVectors<Operation, kHoldsRaw<Operation, RowOf::kVector, kVectors>, kBeyond == Beyond::first>;
     hold_rows<RowOf, kVectors, 1>(

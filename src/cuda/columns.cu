@@ -26,9 +26,10 @@
 //
 // Other such columns are folded, where dim times the columns, a slab, is one run of memory: as many elements of dim as
 // fill whole vectors count as one, of as many times the columns, and states of the same column meet at the end. So 7 ×
-// 7 columns of 16 bits are 49 vectors to eight elements of dim. A slab may begin and end within a vector; then a column
-// is elsewhere in its vectors, but those that are a strip apart are of the same one all the same. Of these two vectors,
-// the columns that are there are loaded and stored one by one.
+// 7 columns of 16 bits are 49 vectors to eight elements of dim, or, as a thread has a state of each column of a vector,
+// rather 49 halves to four, unless that takes far larger clusters. A slab may begin and end within a vector; then a
+// column is elsewhere in its vectors, but those that are a strip apart are of the same one all the same. Of these two
+// vectors, the columns that are there are loaded and stored one by one.
 //
 // Assumes: no diagonal; outer, dim and inner are one group each, but for masks and biases, to which outer may be two;
 // vectors of all operands are aligned, or shifted alike.
@@ -70,6 +71,7 @@ struct ColumnsArguments {
   int step;  // of tiles, in vectors of columns; fewer than a block has: they overlap, and write whole sectors
   int lead;  // vectors of the first tile before the first of all
   int strip_columns;
+  bool next_begins_late;
   bool masks_columns;  // all that is fused is a scale and a mask, which is vectors as columns are
   int masks;           // where in shared memory they are, in bytes
   int shared;          // slots that a thread has there, for items beside those in registers
@@ -970,7 +972,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     __shared__ ArrivalBarrier complete;
     const ColumnsExchange<Operation, kVector, kForm> exchange(arguments, complete);
     await_kernel_before();
-    let_next_kernel_begin();
+    if (!arguments.next_begins_late) let_next_kernel_begin();
     const auto rows = [&](int first) { return beyond ? 0 : (arguments.dim + 1 - first) / 2; };
     HeldOf held[2];
 #pragma unroll
@@ -982,6 +984,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
 #pragma unroll
     for (int first = 0; first < 2; ++first) exchange.tell(held[first].reduce(1, 1), place_of(0, first), first, true);
     __syncthreads();
+    if (arguments.next_begins_late) let_next_kernel_begin();
 #pragma unroll
     for (int first = 0; first < 2; ++first) {
       const PlaceOf place = place_of(0, first);
@@ -990,7 +993,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     }
   } else if constexpr (kTurns > 1) {
     await_kernel_before();
-    let_next_kernel_begin();
+    if (!arguments.next_begins_late) let_next_kernel_begin();
     HeldOf held[kTurns];
     typename PlaceOf::LeftOut left_out[kTurns];
 #pragma unroll
@@ -1006,6 +1009,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
       const PlaceOf place = place_of(turn, 0);
       place.apply_fused(held[turn], turn, left_out[turn]);
       const auto states = held[turn].reduce(1, 1);
+      if (turn == kTurns - 1 && arguments.next_begins_late) let_next_kernel_begin();
       place.store(held[turn], HeldOf::finish(states, states, arguments.fusing), arguments.items);
     }
   } else {
@@ -1016,7 +1020,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
     __shared__ ArrivalBarrier complete;
     const ColumnsExchange<Operation, kVector, kForm> exchange(arguments, complete);
     await_kernel_before();
-    let_next_kernel_begin();
+    if (!arguments.next_begins_late) let_next_kernel_begin();
 
     const int block = static_cast<int>(arguments.first_block) + blockIdx.x, tile = arguments.cluster.quotient(block);
     const int begin = (block - tile * cluster) * arguments.rows;
@@ -1039,6 +1043,7 @@ __device__ __forceinline__ void take_columns(const ColumnsArguments<Operation>& 
       finish = HeldOf::finish(states, states, arguments.fusing);
     else
       finish = HeldOf::finish(states, exchange(states, place, team, speaks), arguments.fusing);
+    if (arguments.next_begins_late) let_next_kernel_begin();
     place.store(held, finish, mine);
   }
 }
@@ -1076,6 +1081,7 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
           problem.dim.rank == 0 ? 0 : problem.dim.groups[0].stride[operand] * layout.fold.elements;
     }
     arguments.fusing = fusing_of<Operation>(problem, pointers, problem.inner.groups[0], false);
+    arguments.next_begins_late = pointers.next_begins_late;
     arguments.vectors = static_cast<int>(problem.outer.size * layout.inner);
     arguments.inner = work::Divider(layout.inner);
     arguments.dim = static_cast<int>(layout.fold.dim);

@@ -176,6 +176,7 @@ RowArguments<Operation> row_arguments(const Problem& problem, const Plan& plan, 
   arguments.lanes = plan.threads_per_row;
   arguments.apart = plan.run;
   arguments.rows_per_block = plan.rows_per_block;
+  arguments.next_begins_late = pointers.next_begins_late;
   arguments.ragged = plan.ragged;
   if constexpr (Operation::kFused)
     arguments.outer = decltype(arguments.outer)(rows_in_order(problem, plan));

@@ -96,7 +96,8 @@ void launch(const Problem& problem, const Plan& plan, const Device& device, cons
     return launch(without_scale(problem), plan, device, addresses, workspace, stream);
   const CurrentDevice current(device.index);
   const Pointers pointers{addresses, workspace, device.shared_bytes_per_block,
-                          device.compute_capability >= tuning::kOverlapFrom};
+                          device.compute_capability >= tuning::kOverlapFrom,
+                          tuning::next_begins_late(plan.grid * plan.block, device.multiprocessors)};
   const auto queue = static_cast<cudaStream_t>(stream);
   if (plan.interleaved > 1) {
     const Problem rows = interleaved_rows(problem);

@@ -14,8 +14,9 @@ namespace ndsoftmax::cuda {
 
 struct Pointers : Addresses {
   void* workspace;
-  int shared_limit;      // bytes of shared memory that a block may ask for
-  bool kernels_overlap;  // the next kernel in the stream may begin before this one has ended
+  int shared_limit;       // bytes of shared memory that a block may ask for
+  bool kernels_overlap;   // the next kernel in the stream may begin before this one has ended
+  bool next_begins_late;  // tuning::next_begins_late()
 };
 
 inline void check(cudaError_t error, const char* what) {

@@ -11,6 +11,7 @@
 #include <bit>
 #include <limits>
 
+#include "cuda/async.cuh"
 #include "cuda/fused.cuh"
 #include "host/work.hpp"
 #include "ndsoftmax/problem.hpp"
@@ -152,6 +153,7 @@ struct RowArguments {
   int lanes;  // that share one
   int rows_per_block;
   bool ragged;  // some row begins or ends within a vector
+  bool next_begins_late;
   KernelAxis<kOperandsOf<Operation>> outer;
   Fusing<Operation> fusing;
 };
@@ -610,6 +612,7 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       held = operation.template reduce<kVectors, kVector, kVector>(terms, live, team);
     }
     const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
+    if (!std::is_same_v<Exchange, WarpExchange> && arguments.next_begins_late) let_next_kernel_begin();
     operation.with_log([&](auto log) {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {

@@ -159,7 +159,7 @@ bool holds_vectors(const Problem& problem, const Plan& plan) {
 }
 
 bool words_shift(const Problem& problem, const Plan& plan) {
-  return !holds_vectors(problem, plan) && !columns_are_vectors(problem, plan.vector);
+  return tuning::are_words(plan.vector * size_of(problem.source)) && !columns_are_vectors(problem, plan.vector);
 }
 
 bool begin_within_sectors(const Problem& problem) {

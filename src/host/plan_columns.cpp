@@ -40,7 +40,9 @@ int columns_kernel(const Problem& problem, const Plan& plan, bool folded, bool s
   const std::int64_t columns = problem.outer.size * problem.inner.size / plan.vector;
   const bool few = tuning::are_words(bytes) && columns < tuning::kColumnWordsMany;
   const bool turns = alone && columns >= tuning::kColumnTurnsMany;
-  const int first = folded ? tuning::kFoldedKernel : tuning::first_columns_kernel(bytes, problem.fused.any);
+  const int first = !folded                      ? tuning::first_columns_kernel(bytes, problem.fused.any)
+                    : tuning::are_vectors(bytes) ? tuning::kFoldedKernel
+                                                 : tuning::kFoldedHalvesKernel;
   for (int kernel = first; kernel < kernels; ++kernel) {
     if (kernel == tuning::kSmallerKernel && many_threads &&
         tuning::kColumnsKernels[tuning::kManyThreadsKernel].vectors >= vectors)
@@ -161,11 +163,13 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
   const bool shifted = words_shift(problem, plan), words = tuning::are_words(vector * bytes) && !shifted;
   const ColumnsLayout layout = columns_layout(problem, plan);
   const std::int64_t strip = layout.inner, dim = layout.fold.dim, vectors = problem.outer.size * strip;
-  if (layout.fold.folds && layout.whole < tuning::columns_min_folded(bytes, problem.direction)) return {};
+  if (layout.fold.folds && layout.whole < tuning::columns_min_folded(vector * bytes, bytes, problem.direction))
+    return {};
   if (vectors > std::numeric_limits<int>::max() / 2 || dim > std::numeric_limits<int>::max()) return {};
   const int last = layout.fold.folds ? tuning::kManyThreadsKernel : tuning::kFoldedKernel;
+  const int halves_kernel = layout.fold.folds ? tuning::kFoldedHalvesKernel : shares ? tuning::kSharingHalvesKernel : 0;
   const tuning::ColumnsKernel& largest_kernel =
-      tuning::are_halves(vector * bytes) ? tuning::kColumnHalvesKernels[shares ? tuning::kSharingHalvesKernel : 0]
+      tuning::are_halves(vector * bytes) ? tuning::kColumnHalvesKernels[halves_kernel]
       : vectors_held                     ? tuning::kColumnsKernels[many_threads ? tuning::kManyThreadsKernel : last - 1]
       : singles                          ? tuning::kColumnSinglesKernels.back()
                                          : tuning::kColumnWordsKernels[tuning::kWordsKernel];
@@ -252,7 +256,7 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
     return false;
   };
   const auto whole = [&] {
-    const bool fewer = layout.fold.folds && problem.direction == Direction::backward;
+    const bool fewer = layout.fold.folds && vectors_held && problem.direction == Direction::backward;
     return (fewer && whole_by(tuning::kColumnsKernels[tuning::kFoldedKernel])) || whole_by(largest_kernel);
   };
 
@@ -572,24 +576,32 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     vectors = vectors_of(problem);
   }
   if (vectors || are_vectors) return vectors;
-  const auto folded = [&]() -> std::optional<Plan> {
-    if (!slabs_may_fold(problem, vector)) return {};
-    const auto folds = of(vector);
-    return folds && !folds_too_much(problem, device, *folds) ? folds : std::nullopt;
+  // folded, as vectors, or halves of them; where words could be held as well, only if both would take less
+  const auto folded_rather_than = [&](const std::optional<Plan>& words, const auto& take_less) -> std::optional<Plan> {
+    if (!slabs_may_fold(problem, vector)) return words;
+    auto folds = of(vector);
+    if (folds && folds_too_much(problem, device, *folds)) folds.reset();
+    if (words && !(folds && take_less(*folds, *words))) return words;
+    const bool may_be_halves =
+        bytes == 2 && problem.source == problem.result && !columns_are_vectors(problem, tuning::kManyThreadsColumns);
+    const auto halves = may_be_halves ? of(tuning::kManyThreadsColumns) : std::nullopt;
+    if (!halves || (folds && !tuning::folds_halves(problem.direction, halves->cluster, folds->cluster))) return folds;
+    return words && !take_less(*halves, *words) ? words : halves;
   };
   if (columns_are_vectors(problem, word)) {
     const auto words = of(word);
     const bool parts = strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false);
     if (words && parts) return words;
-    const auto folds = folded();
-    return folds && (!words || folds_cheaper(problem, device, *folds, *words)) ? folds : words;
+    return folded_rather_than(
+        words, [&](const Plan& folded, const Plan& words) { return folds_cheaper(problem, device, folded, words); });
   }
   if (problem.fused.any) return singles_of_16_bits();
   const bool shifts = words_may_shift(problem);
   if (bytes == 2 && (!shifts || suits_singles(problem)) && columns_are_vectors(problem, 1))
     if (const auto singles = of(1)) return singles;
-  const auto words = shifts ? of(word) : std::nullopt, folds = folded();
-  return folds && (!words || folds_rather_than_shifts(problem, *folds, *words)) ? folds : words;
+  return folded_rather_than(shifts ? of(word) : std::nullopt, [&](const Plan& folded, const Plan& words) {
+    return folds_rather_than_shifts(problem, folded, words);
+  });
 }
 
 std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device) {

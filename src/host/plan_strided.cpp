@@ -393,7 +393,9 @@ int kept_steps(const Problem& problem, const Plan& plan) {
 }
 
 Fold fold_of(const Problem& problem, const Plan& plan) {
-  Fold fold{.folds = holds_vectors(problem, plan) && !plan.ragged && !columns_are_vectors(problem, plan.vector),
+  const int bytes = plan.vector * size_of(problem.source);
+  const bool may_fold = (tuning::are_vectors(bytes) || tuning::are_halves(bytes)) && !plan.ragged;
+  Fold fold{.folds = may_fold && !columns_are_vectors(problem, plan.vector),
             .elements = 1,
             .columns = problem.inner.size,
             .dim = problem.dim.size};

@@ -547,6 +547,15 @@ constexpr const Architecture& architecture(int compute_capability) {
 // and never staged (but tiny ones); columns are read twice, one a thread.
 inline constexpr int kAllKernelsFrom = 80;
 inline constexpr int kOverlapFrom = 90;  // compute capability that can start a kernel before the one before has ended
+// Whether blocks and clusters that hold a row each, or columns, let the next kernel begin only when they are about to
+// store. Where 512 threads a multiprocessor run and more, a kernel fills most of it in one wave; its next one's blocks
+// else crowd on the multiprocessors that are done first (512 to 768 on an H200: blocks take 0.95 of the time, clusters
+// 0.975, columns 0.95; from 1024 on 1.00, 0.995, 0.997). Of fewer threads all find room, and may as well begin (256 to
+// 384: 1.005, 1.035, 1.02 of it, if late; rows that warps hold 1.06 to 1.09, wherever). 4,900 kernels, each after
+// itself.
+constexpr bool next_begins_late(std::int64_t threads, int multiprocessors) {
+  return threads >= std::int64_t{512} * multiprocessors;
+}
 
 // ---- online and split ---------------------------------------------------------------------------------------------
 
@@ -647,8 +656,10 @@ inline constexpr int kManyThreadsMinStrip = 192;
 // Of long columns a thread has as many halves in shared memory as in registers. That kernel is another, as it takes 5 %
 // longer for what registers alone hold. Of 32 bits, whose exponentials would have to go there and come back, to share
 // takes no less (16384 x 2048, dim 0: 92 us, shared 96; 32 x 2048 x 2048 281, 284).
-inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}, ColumnsKernel{16, 1, 256, 4, 16}};
-inline constexpr int kSharingHalvesKernel = 1;
+// The last one is for slabs that are folded, as halves.
+inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}, ColumnsKernel{16, 1, 256, 4, 16},
+                                            ColumnsKernel{16, 1, 512, 2}};
+inline constexpr int kSharingHalvesKernel = 1, kFoldedHalvesKernel = 2;
 static_assert(kColumnHalvesKernels[kSharingHalvesKernel].vectors + kColumnHalvesKernels[kSharingHalvesKernel].shared <=
               32);  // which of them to store is a bit each
 static_assert(kColumnsHalfBytes == kManyThreadsColumns * 2 && kVectorBytes == kManyThreadsColumns * 4);
@@ -750,7 +761,9 @@ constexpr bool has_many_threads(int vector_bytes, int kernel) {
 }
 enum class ColumnsForm : std::uint8_t { plain, shifted, folded };
 constexpr ColumnsForm columns_form(int vector_bytes, int kernel) {
-  if (are_vectors(vector_bytes) && kernel >= kFoldedKernel && kernel < kManyThreadsKernel) return ColumnsForm::folded;
+  const bool folded = are_vectors(vector_bytes) ? kernel >= kFoldedKernel && kernel < kManyThreadsKernel
+                                                : are_halves(vector_bytes) && kernel == kFoldedHalvesKernel;
+  if (folded) return ColumnsForm::folded;
   return shifts_words(vector_bytes, kernel) ? ColumnsForm::shifted : ColumnsForm::plain;
 }
 // Columns of a word.
@@ -789,14 +802,23 @@ constexpr int columns_together(int vector_bytes, int items) {
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
 // compute, above all forward, where each has a maximum, and of 16 bits, of which a vector has eight (an H100 takes for
 // 1000 x 50 x 147 of 16 bits, six of them, 19.1 us, words 17.4; 500 x 60 x 151, seven, 11.6, 13.3; 1000 x 70 x 111,
-// eight, 20.3, tiles 22.6; 2000 x 200 x 65 50, 60).
-constexpr int columns_min_folded(int source_bytes, Direction direction) {
-  return direction == Direction::backward ? 2 : source_bytes == 2 ? 7 : 5;
+// eight, 20.3, tiles 22.6; 2000 x 200 x 65 50, 60). Halves are held only where vectors are, or where there would be
+// nothing but tiles of single elements (an H200 takes for 9583 x 28 x 11 with gaps between slabs 7.7 us, as tiles 45).
+constexpr int columns_min_folded(int vector_bytes, int source_bytes, Direction direction) {
+  return direction == Direction::backward || are_halves(vector_bytes) ? 2 : source_bytes == 2 ? 7 : 5;
 }
 // Forward, columns that could be words as well are folded where clusters are no larger, whose blocks wait for each
 // other, and states that meet are not twice as many (2000 x 200 x 65 of float32: 80 us, words 89; but 512 x 512 x 49
 // 47, 42). Backward, words never take longer.
 inline constexpr int kColumnsFoldedStates = 2;
+// Of 16 bits, as halves rather than vectors, of whose eight columns a thread has a state each, unless that takes
+// clusters so much larger (an H200 takes for 2755 x 1036 x 7 30.7 us, as vectors 36.5; 512 x 512 x 49 21.3, 23.0; but
+// 203 x 265 x 99, in clusters of three, 15.0, 12.1; for 457 problems drawn at random 0.92 of the time, 1.22 at most, for
+// 294 others 1.00).
+constexpr bool folds_halves(Direction direction, int cluster, int cluster_of_vectors) {
+  if (direction == Direction::backward) return cluster <= cluster_of_vectors || cluster_of_vectors > 2;
+  return cluster <= 2 * cluster_of_vectors && cluster <= kGpc / 2;
+}
 // Backward, single columns have all of a dim up to this, or of any that they hold where shifted words would have whole
 // strips (8 x 8 x 263169: 38 us, words 30; 3905 x 6 x 179: 11.1, 12.3).
 inline constexpr int kColumnSinglesBackwardDim = 4;

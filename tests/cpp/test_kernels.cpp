@@ -379,6 +379,6 @@ int main() {
   const std::vector<testing::Case> turns{
       {{600, 257}, {}, {1}}, {{5, 120, 257}, {}, {2}}, {{2100, 33}, {}, {1}}, {{3, 170, 198}, {}, {2}}};
   CHECK(testing::run(turns, {small}, 5, launch)["warp, fused"] > 10);
-  CHECK_EQUAL(cuda::kernels_compiled(), 1250);  // more of them take longer to compile: is it worth it?
+  CHECK_EQUAL(cuda::kernels_compiled(), 1254);  // more of them take longer to compile: is it worth it?
   return summary();
 }
