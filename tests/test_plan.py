@@ -713,19 +713,19 @@ def test_few_threads_hold_whole_vectors_where_that_takes_less(shape: tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "most"),
+    ("shape", "dtype", "vector_bytes", "most"),
     [
-        ((1536, 197, 197), torch.bfloat16, 8),
-        ((64, 100_000, 3), torch.float32, 10),
-        ((300, 5000, 49), torch.float32, 10),
-        ((128, 30_000, 9), torch.bfloat16, 10),
+        ((1536, 197, 197), torch.bfloat16, 8, 8),  # halves of vectors
+        ((64, 100_000, 3), torch.float32, 16, 10),
+        ((300, 5000, 49), torch.float32, 16, 10),
+        ((128, 30_000, 9), torch.bfloat16, 16, 10),
     ],
 )
 def test_backward_reads_folded_columns_once_where_clusters_hold_them(
-    shape: tuple[int, ...], dtype: torch.dtype, most: int
+    shape: tuple[int, ...], dtype: torch.dtype, vector_bytes: int, most: int
 ) -> None:
     chosen = ndsoftmax.explain(shape, 1, dtype=dtype, device="H200", backward=True)
-    assert (chosen.vector * dtype.itemsize, chosen.passes) == (8 if most == 8 else 16, 1)  # or halves of vectors
+    assert (chosen.vector * dtype.itemsize, chosen.passes) == (vector_bytes, 1)
     assert most // 2 < chosen.items <= most
 
 
@@ -1287,10 +1287,27 @@ def assert_result(got: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None,
         assert_close(got, exact, oracle.magnitude(grad, x, call.dim, log=call.log))
 
 
+@pytest.mark.parametrize(
+    ("shape", "backward", "vector"),
+    [
+        ((2755, 1036, 7), False, 4),
+        ((512, 512, 49), False, 4),
+        ((203, 265, 99), False, 8),  # halves would be held by clusters of three
+        ((1536, 197, 197), True, 4),
+        ((140, 80, 101), True, 8),  # by clusters of two
+    ],
+)
+def test_columns_are_folded_as_halves_of_vectors_unless_clusters_are_much_larger(
+    shape: tuple[int, ...], backward: bool, vector: int
+) -> None:
+    chosen = ndsoftmax.explain(shape, 1, dtype=torch.bfloat16, device="H200", backward=backward)
+    assert (chosen.vector, chosen.staged, chosen.passes) == (vector, False, 1)
+
+
 @pytest.mark.parametrize("inner", [3, 7, 10, 11, 15, 17, 66, 101])
 @pytest.mark.parametrize("backward", [False, True])
-def test_no_16_bit_columns_with_gaps_are_tiles_of_single_elements(inner: int, backward: bool) -> None:
-    """Which took five to ten times longer, however many there were."""
+def test_no_16_bit_slabs_with_gaps_that_begin_alike_are_tiles(inner: int, backward: bool) -> None:
+    """Of single elements, which took five to ten times longer."""
     for dim in range(2, 200, 3):
         for elements in (1 << 21, 1 << 25):
             gapped = apart(elements // (dim * inner), dim, inner, dtype=torch.bfloat16, backward=backward)

@@ -152,8 +152,8 @@ struct RowArguments {
   int apart;  // staged: rows from one team to the next; vectors that a part of a row, or a thread, has room for
   int lanes;  // that share one
   int rows_per_block;
-  bool ragged;  // some row begins or ends within a vector
-  bool next_begins_late;
+  bool ragged;            // some row begins or ends within a vector
+  bool next_begins_late;  // block, cluster
   KernelAxis<kOperandsOf<Operation>> outer;
   Fusing<Operation> fusing;
 };
@@ -612,7 +612,8 @@ __device__ __forceinline__ void hold_rows(const RowArguments<Operation>& argumen
       held = operation.template reduce<kVectors, kVector, kVector>(terms, live, team);
     }
     const auto finish = finish_of<Operation>(exchange, held, arguments.fusing);
-    if (!std::is_same_v<Exchange, WarpExchange> && arguments.next_begins_late) let_next_kernel_begin();
+    if constexpr (!std::is_same_v<Exchange, WarpExchange>)
+      if (arguments.next_begins_late) let_next_kernel_begin();
     operation.with_log([&](auto log) {
 #pragma unroll
       for (int item = 0; item < kVectors; ++item) {

@@ -28,11 +28,11 @@ bool rows_start_alike(const Problem& problem, int operand, int bytes, int unit) 
                      [&](const Group& group) { return (group.stride[kSource] - group.stride[operand]) % unit == 0; });
 }
 
-bool rows_are_vectors(const Problem& problem) {
+bool rows_are_vectors(const Problem& problem, int vector_bytes) {
   const auto alike = [&](int operand) {
     const int bytes = bytes_of(problem, operand);
     return !problem.has(operand) ||
-           rows_start_alike(problem, operand, bytes, tuning::kVectorBytes / std::max(bytes, size_of(problem.source)));
+           rows_start_alike(problem, operand, bytes, vector_bytes / std::max(bytes, size_of(problem.source)));
   };
   return alike(kGrad) && alike(kResult);
 }
@@ -135,7 +135,7 @@ bool slabs_may_fold(const Problem& problem, int vector) {
     if (!problem.has(operand)) continue;
     if (problem.inner.groups[0].stride[operand] != 1 || problem.dim.groups[0].stride[operand] != strip) return false;
   }
-  return rows_are_vectors(problem);
+  return rows_are_vectors(problem, vector * size_of(problem.source));
 }
 
 bool begin_alike(const Problem& problem, int vector) {

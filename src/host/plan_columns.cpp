@@ -576,15 +576,16 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     vectors = vectors_of(problem);
   }
   if (vectors || are_vectors) return vectors;
-  // folded, as vectors, or halves of them; where words could be held as well, only if both would take less
+  // Folded, as vectors, or halves of them; where words could be held as well, only if both would take less. Else there
+  // are only tiles, or to read twice: halves never take longer than these, in however few blocks.
   const auto folded_rather_than = [&](const std::optional<Plan>& words, const auto& take_less) -> std::optional<Plan> {
-    if (!slabs_may_fold(problem, vector)) return words;
-    auto folds = of(vector);
+    constexpr int kHalf = tuning::kManyThreadsColumns;
+    auto folds = slabs_may_fold(problem, vector) ? of(vector) : std::nullopt;
     if (folds && folds_too_much(problem, device, *folds)) folds.reset();
     if (words && !(folds && take_less(*folds, *words))) return words;
-    const bool may_be_halves =
-        bytes == 2 && problem.source == problem.result && !columns_are_vectors(problem, tuning::kManyThreadsColumns);
-    const auto halves = may_be_halves ? of(tuning::kManyThreadsColumns) : std::nullopt;
+    const bool may_be_halves = bytes == 2 && problem.source == problem.result && !columns_are_vectors(problem, kHalf) &&
+                               slabs_may_fold(problem, kHalf);
+    const auto halves = may_be_halves ? of(kHalf) : std::nullopt;
     if (!halves || (folds && !tuning::folds_halves(problem.direction, halves->cluster, folds->cluster))) return folds;
     return words && !take_less(*halves, *words) ? words : halves;
   };

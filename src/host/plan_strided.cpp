@@ -393,12 +393,12 @@ int kept_steps(const Problem& problem, const Plan& plan) {
 }
 
 Fold fold_of(const Problem& problem, const Plan& plan) {
-  const int bytes = plan.vector * size_of(problem.source);
-  const bool may_fold = (tuning::are_vectors(bytes) || tuning::are_halves(bytes)) && !plan.ragged;
-  Fold fold{.folds = may_fold && !columns_are_vectors(problem, plan.vector),
-            .elements = 1,
-            .columns = problem.inner.size,
-            .dim = problem.dim.size};
+  const bool halves = size_of(problem.source) == 2 && plan.vector == tuning::kManyThreadsColumns;
+  Fold fold{
+      .folds = (holds_vectors(problem, plan) || halves) && !plan.ragged && !columns_are_vectors(problem, plan.vector),
+      .elements = 1,
+      .columns = problem.inner.size,
+      .dim = problem.dim.size};
   if (!fold.folds) return fold;
   const std::int64_t most = problem.dim.size * problem.inner.size + most_phase_of_slabs(problem, plan.vector);
   fold.elements = plan.vector / static_cast<int>(std::gcd(problem.inner.size, std::int64_t{plan.vector}));

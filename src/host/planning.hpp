@@ -64,8 +64,8 @@ void let_meet(Plan& plan, const Problem& problem, const Device& device, std::int
 // every row.
 bool rows_start_alike(const Problem& problem, int operand, int bytes, int unit);
 
-// Whether vectors of a row are vectors of all operands: each is misaligned alike, in every row.
-bool rows_are_vectors(const Problem& problem);
+// Whether vectors of a row, of so many bytes, are vectors of all operands: each is misaligned alike, in every row.
+bool rows_are_vectors(const Problem& problem, int vector_bytes = tuning::kVectorBytes);
 
 // Whether every row of an operand, with elements of so many bytes, starts on what belongs to a vector of the source.
 bool rows_start_on_vectors(const Problem& problem, Operand operand, int bytes);

@@ -547,12 +547,12 @@ constexpr const Architecture& architecture(int compute_capability) {
 // and never staged (but tiny ones); columns are read twice, one a thread.
 inline constexpr int kAllKernelsFrom = 80;
 inline constexpr int kOverlapFrom = 90;  // compute capability that can start a kernel before the one before has ended
-// Whether blocks and clusters that hold a row each, or columns, let the next kernel begin only when they are about to
-// store. Where 512 threads a multiprocessor run and more, a kernel fills most of it in one wave; its next one's blocks
-// else crowd on the multiprocessors that are done first (512 to 768 on an H200: blocks take 0.95 of the time, clusters
-// 0.975, columns 0.95; from 1024 on 1.00, 0.995, 0.997). Of fewer threads all find room, and may as well begin (256 to
-// 384: 1.005, 1.035, 1.02 of it, if late; rows that warps hold 1.06 to 1.09, wherever). 4,900 kernels, each after
-// itself.
+// Whether blocks and clusters that hold a row each, or columns, let the next kernel begin only when they begin to
+// store. Where 512 threads a multiprocessor run, a kernel fills most of the GPU in one wave: blocks of the next one
+// else crowd on the multiprocessors that are done first. From there to 768, blocks take an H200 0.95 of the time,
+// clusters 0.975, columns 0.95; to 1024 0.985, 0.99, 0.99; of more, in many waves, 1.00, 0.995, 0.997. Of fewer threads
+// all find room, and may as well begin: late, 448 to 512 take 1.00, 0.985, 0.98 of the time, 256 to
+// 384 1.005, 1.035, 1.02. (4,900 kernels, each after itself. Rows that warps hold take 1.06 to 1.09, wherever.)
 constexpr bool next_begins_late(std::int64_t threads, int multiprocessors) {
   return threads >= std::int64_t{512} * multiprocessors;
 }
@@ -660,6 +660,8 @@ inline constexpr int kManyThreadsMinStrip = 192;
 inline constexpr Array kColumnHalvesKernels{ColumnsKernel{16, 1, 512, 2}, ColumnsKernel{16, 1, 256, 4, 16},
                                             ColumnsKernel{16, 1, 512, 2}};
 inline constexpr int kSharingHalvesKernel = 1, kFoldedHalvesKernel = 2;
+static_assert(kColumnHalvesKernels[kFoldedHalvesKernel].vectors <=
+              kColumnHalvesKernels[0].vectors);  // looked for first
 static_assert(kColumnHalvesKernels[kSharingHalvesKernel].vectors + kColumnHalvesKernels[kSharingHalvesKernel].shared <=
               32);  // which of them to store is a bit each
 static_assert(kColumnsHalfBytes == kManyThreadsColumns * 2 && kVectorBytes == kManyThreadsColumns * 4);
@@ -802,8 +804,8 @@ constexpr int columns_together(int vector_bytes, int items) {
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
 // compute, above all forward, where each has a maximum, and of 16 bits, of which a vector has eight (an H100 takes for
 // 1000 x 50 x 147 of 16 bits, six of them, 19.1 us, words 17.4; 500 x 60 x 151, seven, 11.6, 13.3; 1000 x 70 x 111,
-// eight, 20.3, tiles 22.6; 2000 x 200 x 65 50, 60). Halves are held only where vectors are, or where there would be
-// nothing but tiles of single elements (an H200 takes for 9583 x 28 x 11 with gaps between slabs 7.7 us, as tiles 45).
+// eight, 20.3, tiles 22.6; 2000 x 200 x 65 50, 60). Of halves, which there are only where vectors are as well, or else
+// only tiles, two are enough (9583 x 28 x 11 with gaps between slabs: an H200 takes 7.7 us, as tiles 45).
 constexpr int columns_min_folded(int vector_bytes, int source_bytes, Direction direction) {
   return direction == Direction::backward || are_halves(vector_bytes) ? 2 : source_bytes == 2 ? 7 : 5;
 }
@@ -812,12 +814,13 @@ constexpr int columns_min_folded(int vector_bytes, int source_bytes, Direction d
 // 47, 42). Backward, words never take longer.
 inline constexpr int kColumnsFoldedStates = 2;
 // Of 16 bits, as halves rather than vectors, of whose eight columns a thread has a state each, unless that takes
-// clusters so much larger (an H200 takes for 2755 x 1036 x 7 30.7 us, as vectors 36.5; 512 x 512 x 49 21.3, 23.0; but
-// 203 x 265 x 99, in clusters of three, 15.0, 12.1; for 457 problems drawn at random 0.92 of the time, 1.22 at most, for
-// 294 others 1.00).
+// clusters so much larger: an H200 takes for 2755 x 1036 x 7 30.7 us, as vectors 36.5, for 512 x 512 x 49 21.3, 23.0,
+// but for 203 x 265 x 99, in clusters of three, 15.0, 12.1. Of 751 problems drawn at random 0.92 of the time forward
+// and backward, 1.22 at most, where this says so, 1.00 and 1.01 elsewhere.
 constexpr bool folds_halves(Direction direction, int cluster, int cluster_of_vectors) {
-  if (direction == Direction::backward) return cluster <= cluster_of_vectors || cluster_of_vectors > 2;
-  return cluster <= 2 * cluster_of_vectors && cluster <= kGpc / 2;
+  if (cluster > 2 * cluster_of_vectors) return false;
+  if (direction == Direction::forward) return cluster <= kGpc / 2;
+  return cluster <= cluster_of_vectors || cluster_of_vectors > 2;  // 1.03 by two blocks for one, 1.00 by four for two
 }
 // Backward, single columns have all of a dim up to this, or of any that they hold where shifted words would have whole
 // strips (8 x 8 x 263169: 38 us, words 30; 3905 x 6 x 179: 11.1, 12.3).

@@ -231,6 +231,9 @@ int main() {
         CHECK(covers(slabs, vectors));
       }
   CHECK(as_vectors && as_halves);
+  Problem every_other = problem(40, 33, 6, DType::float64);  // of which one has as many bytes as half of a vector
+  for (std::int64_t& stride : every_other.inner.groups[0].stride) stride = 2;
+  CHECK(!fold_of(every_other, plan(every_other, gpu(90))).folds);
   CHECK(!plan(problem(64, 2050, 65, DType::float16), gpu(90)).staged);
   // of 32 bits, too, and rather not where they are few
   CHECK(plan(problem(64, 5001, 21), gpu(90)).vector == 4 && plan(problem(1, 10007, 7), gpu(90)).vector == 1);
