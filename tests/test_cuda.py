@@ -103,6 +103,19 @@ def test_columns_that_are_no_vectors(shape: tuple[int, ...], dtype: torch.dtype,
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(20_591, 39, 7), (31_655, 17, 15), (842, 51, 119), (9_583, 70, 3)], ids=str)
+def test_slices_whose_results_begin_elsewhere_within_vectors(
+    shape: tuple[int, ...], dtype: torch.dtype, log: bool
+) -> None:
+    outer, dim, inner = shape
+    x = normal((outer, dim + 1, inner)).to(dtype)[:, 1:].requires_grad_()
+    assert_forward_and_backward(x, log=log)
+    if dtype.itemsize == 2:
+        assert not ndsoftmax.explain(x, 1, log=log).staged  # as tiles, they took several times as long
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("inner", [1024, 1028, 1056])
 @pytest.mark.parametrize(("outer", "dim"), [(300, 3), (140, 19), (70, 40), (30, 100), (9, 300), (9, 700)])
 def test_columns_that_are_vectors(outer: int, dim: int, inner: int, dtype: torch.dtype, log: bool) -> None:

@@ -1304,6 +1304,20 @@ def test_columns_are_folded_as_halves_of_vectors_unless_clusters_are_much_larger
     assert (chosen.vector, chosen.staged, chosen.passes) == (vector, False, 1)
 
 
+@pytest.mark.parametrize("inner", [3, 7, 10, 11, 15, 17, 66, 101, 203])
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_16_bit_slices_are_tiles_that_take_long(inner: int, backward: bool) -> None:
+    """Their results begin elsewhere within vectors: as tiles, many took longer than torch."""
+    long_dims = range(65, 200, 9) if inner < 7 else ()  # tiles of several slabs would be copied element by element
+    for dim in (*range(2, 65), *long_dims):
+        for elements in (1 << 18, 1 << 25):
+            outer = elements // (dim * inner)
+            x = torch.empty(outer, dim + 1, inner, dtype=torch.bfloat16, device="meta")[:, 1:]
+            y = torch.empty(outer, dim, inner, dtype=torch.bfloat16, device="meta")
+            sliced = problem(x, y, 1, log=False, grad=x if backward else None)
+            assert not plan(**sliced, device=DEVICES["H200"]).staged
+
+
 @pytest.mark.parametrize("inner", [3, 7, 10, 11, 15, 17, 66, 101])
 @pytest.mark.parametrize("backward", [False, True])
 def test_no_16_bit_slabs_with_gaps_that_begin_alike_are_tiles(inner: int, backward: bool) -> None:

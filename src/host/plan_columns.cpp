@@ -179,11 +179,6 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
     most_threads = kernel.max_block;
   };
   hold(largest_kernel);
-  if (singles && dim > tuning::kColumnSinglesKernels[tuning::kSharedSinglesKernel - 1].vectors / operands &&
-      !problem.fused.any && !tuning::rather_single_columns(problem.direction, strip, dim) &&
-      problem.outer.size * strip * dim >
-          device.multiprocessors * tuning::column_singles_most(size_of(problem.result), problem.direction))
-    return {};
 
   constexpr int kSectorWords = tuning::kSectorBytes / tuning::kColumnsWordBytes;
   // Threads along dim, which are a power of two where a warp has several rows of so many vectors, or strips of words
@@ -484,6 +479,15 @@ bool suits_singles(const Problem& problem) {
          strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) || problem.in_place;
 }
 
+// And than anything else that threads could have: where each has all of dim, or they are few.
+bool rather_singles(const Problem& problem, const Device& device) {
+  const int held = tuning::kColumnSinglesKernels[tuning::kSharedSinglesKernel - 1].vectors / sources_of(problem);
+  const std::int64_t strip = problem.inner.size, dim = problem.dim.size;
+  return dim <= held || tuning::rather_single_columns(problem.direction, strip, dim) ||
+         problem.outer.size * strip * dim <=
+             device.multiprocessors * tuning::column_singles_most(size_of(problem.result), problem.direction);
+}
+
 // Threads that hold a row, which begins anywhere, element by element; 0, where other plans take less: few rows of 16
 // bits whose vectors are not those of the result,
 std::int64_t single_halves_threads(const Problem& problem, const Rows& rows, const Device& device) {
@@ -598,11 +602,18 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   }
   if (problem.fused.any) return singles_of_16_bits();
   const bool shifts = words_may_shift(problem);
-  if (bytes == 2 && (!shifts || suits_singles(problem)) && columns_are_vectors(problem, 1))
+  if (bytes == 2 && (!shifts || suits_singles(problem)) && rather_singles(problem, device) &&
+      columns_are_vectors(problem, 1))
     if (const auto singles = of(1)) return singles;
   return folded_rather_than(shifts ? of(word) : std::nullopt, [&](const Plan& folded, const Plan& words) {
     return folds_rather_than_shifts(problem, folded, words);
   });
+}
+
+std::optional<Plan> single_columns_plan(const Problem& problem, const Device& device,
+                                        const tuning::Architecture& architecture) {
+  if (size_of(problem.source) != 2 || problem.fused.any || !columns_are_vectors(problem, 1)) return {};
+  return held_columns(problem, device, architecture, 1);
 }
 
 std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device) {

@@ -377,7 +377,12 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     const auto tile = tile_plan(problem, device, architecture);
     const bool whole = tile && tile->cluster == 1 && tile->rows_per_block >= strip_of(problem);
     if (held && !(whole && held->threads_per_row > tuning::kTileWordsThreads)) return *held;
-    if (tile && !rather_read_twice(problem, device, *tile)) return *tile;
+    if (tile && !rather_read_twice(problem, device, *tile)) {
+      const bool short_dim = problem.dim.size <= tuning::kColumnSinglesNotTilesDim;
+      if (!held && (short_dim || strided_tile(problem, *tile).copy == StridedTile::Copy::elements))
+        if (const auto singles = single_columns_plan(problem, device, architecture)) return *singles;
+      return *tile;
+    }
     if (!tiles_take_dim(problem))
       why = "several dimensions, and results of another type: online softmax over columns, then a second pass";
   }

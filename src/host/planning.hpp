@@ -198,6 +198,10 @@ std::optional<Plan> staggered_plan(const Problem& problem, const Device& device)
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture);
 
+// 16-bit columns one by one, however many, where there would else be tiles.
+std::optional<Plan> single_columns_plan(const Problem& problem, const Device& device,
+                                        const tuning::Architecture& architecture);
+
 // Single elements of rows that begin anywhere, where other plans take less.
 std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device);
 
