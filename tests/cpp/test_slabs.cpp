@@ -43,7 +43,7 @@ int main() {
                                          {{60, 6, 18}, {}, {1}, 2},
                                          {{170, 4, 9}, {}, {1}, 1, false, 6}};
   const auto launch = [](const Problem& problem, const Plan& plan, const Device& on, const Addresses& addresses) {
-    cuda::launch_slabs(problem, plan, {addresses, nullptr, on.shared_bytes_per_block, true}, nullptr);
+    cuda::launch_slabs(problem, plan, {addresses, nullptr, on.shared_bytes_per_block, true, false}, nullptr);
   };
   auto runs = testing::run(slabs, {device}, 1000, launch, [](const Plan& plan) { return plan.slabs; });
   CHECK(runs["total"] >= 70);
