@@ -473,6 +473,11 @@ bool folds_rather_than_shifts(const Problem& problem, const Plan& folded, const 
          folded.cluster <= words.cluster;
 }
 
+// Whether kernels know where such columns are: each axis is one group, but for masks and biases.
+bool columns_may_be_held(const Problem& problem) {
+  return !problem.fused.causal && outer_is_one_group(problem) && problem.inner.rank == 1;
+}
+
 // Whether threads rather have single 16-bit columns than words that are shifted, where they can be.
 bool suits_singles(const Problem& problem) {
   return problem.direction == Direction::forward || problem.dim.size <= tuning::kColumnSinglesBackwardDim ||
@@ -554,7 +559,7 @@ std::optional<Plan> staggered_plan(const Problem& problem, const Device& device)
 
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
-  if (problem.fused.causal || !outer_is_one_group(problem) || problem.inner.rank != 1) return {};
+  if (!columns_may_be_held(problem)) return {};
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
   const auto singles_of_16_bits = [&] { return bytes == 2 && columns_are_vectors(problem, 1) ? of(1) : std::nullopt; };
@@ -612,7 +617,8 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
 
 std::optional<Plan> single_columns_plan(const Problem& problem, const Device& device,
                                         const tuning::Architecture& architecture) {
-  if (size_of(problem.source) != 2 || problem.fused.any || !columns_are_vectors(problem, 1)) return {};
+  const bool singles = columns_may_be_held(problem) && columns_are_vectors(problem, 1);
+  if (!singles || size_of(problem.source) != 2 || problem.fused.any) return {};
   return held_columns(problem, device, architecture, 1);
 }
 
