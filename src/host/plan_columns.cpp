@@ -557,13 +557,18 @@ std::optional<Plan> staggered_plan(const Problem& problem, const Device& device)
   return plan;
 }
 
+std::optional<Plan> single_columns_plan(const Problem& problem, const Device& device,
+                                        const tuning::Architecture& architecture) {
+  if (size_of(problem.source) != 2 || !columns_may_be_held(problem) || !columns_are_vectors(problem, 1)) return {};
+  return held_columns(problem, device, architecture, 1);
+}
+
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture) {
   if (!columns_may_be_held(problem)) return {};
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
-  const auto singles_of_16_bits = [&] { return bytes == 2 && columns_are_vectors(problem, 1) ? of(1) : std::nullopt; };
-  if (!fuses_in_place(problem)) return singles_of_16_bits();
+  if (!fuses_in_place(problem)) return single_columns_plan(problem, device, architecture);
   if (const auto few = few_columns_plan(problem, device, architecture)) return few;
   const bool are_vectors = columns_are_vectors(problem, vector);
   const auto in_registers = [&](const Problem& apart) {
@@ -586,7 +591,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   }
   if (vectors || are_vectors) return vectors;
   // Folded, as vectors, or halves of them; where words could be held as well, only if both would take less. Else there
-  // are only tiles, or to read twice: halves never take longer than these, in however few blocks.
+  // are only tiles, or to read twice: halves took half of the time, of all four such problems drawn at random.
   const auto folded_rather_than = [&](const std::optional<Plan>& words, const auto& take_less) -> std::optional<Plan> {
     constexpr int kHalf = tuning::kManyThreadsColumns;
     auto folds = slabs_may_fold(problem, vector) ? of(vector) : std::nullopt;
@@ -605,21 +610,13 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     return folded_rather_than(
         words, [&](const Plan& folded, const Plan& words) { return folds_cheaper(problem, device, folded, words); });
   }
-  if (problem.fused.any) return singles_of_16_bits();
+  if (problem.fused.any) return single_columns_plan(problem, device, architecture);
   const bool shifts = words_may_shift(problem);
-  if (bytes == 2 && (!shifts || suits_singles(problem)) && rather_singles(problem, device) &&
-      columns_are_vectors(problem, 1))
-    if (const auto singles = of(1)) return singles;
+  if ((!shifts || suits_singles(problem)) && rather_singles(problem, device))
+    if (const auto singles = single_columns_plan(problem, device, architecture)) return singles;
   return folded_rather_than(shifts ? of(word) : std::nullopt, [&](const Plan& folded, const Plan& words) {
     return folds_rather_than_shifts(problem, folded, words);
   });
-}
-
-std::optional<Plan> single_columns_plan(const Problem& problem, const Device& device,
-                                        const tuning::Architecture& architecture) {
-  const bool singles = columns_may_be_held(problem) && columns_are_vectors(problem, 1);
-  if (!singles || size_of(problem.source) != 2 || problem.fused.any) return {};
-  return held_columns(problem, device, architecture, 1);
 }
 
 std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device) {

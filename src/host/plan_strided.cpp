@@ -379,7 +379,8 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     if (held && !(whole && held->threads_per_row > tuning::kTileWordsThreads)) return *held;
     if (tile && !rather_read_twice(problem, device, *tile)) {
       const bool short_dim = problem.dim.size <= tuning::kColumnSinglesNotTilesDim;
-      if (!held && (short_dim || strided_tile(problem, *tile).copy == StridedTile::Copy::elements))
+      if (!held && !problem.fused.any &&
+          (short_dim || strided_tile(problem, *tile).copy == StridedTile::Copy::elements))
         if (const auto singles = single_columns_plan(problem, device, architecture)) return *singles;
       return *tile;
     }

@@ -198,7 +198,7 @@ std::optional<Plan> staggered_plan(const Problem& problem, const Device& device)
 std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
                                  const tuning::Architecture& architecture);
 
-// 16-bit columns one by one, however many, where there would else be tiles.
+// 16-bit columns one by one, however many.
 std::optional<Plan> single_columns_plan(const Problem& problem, const Device& device,
                                         const tuning::Architecture& architecture);
 

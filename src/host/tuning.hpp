@@ -551,8 +551,8 @@ inline constexpr int kOverlapFrom = 90;  // compute capability that can start a 
 // store. Where 512 threads a multiprocessor run, a kernel fills most of the GPU in one wave: blocks of the next one
 // else crowd on the multiprocessors that are done first. From there to 768, blocks take an H200 0.95 of the time,
 // clusters 0.975, columns 0.95; to 1024 0.985, 0.99, 0.99; of more, in many waves, 1.00, 0.995, 0.997. Of fewer threads
-// all find room, and may as well begin: late, 448 to 512 take 1.00, 0.985, 0.98 of the time, 256 to
-// 384 1.005, 1.035, 1.02. (4,900 kernels, each after itself. Rows that warps hold take 1.06 to 1.09, wherever.)
+// all find room, and may as well begin: late, 448 to 512 take 1.00, 0.985, 0.98 of the time, 256 to 384 take 1.005,
+// 1.035, 1.02. (4,900 kernels, each after itself. Rows that warps hold take 1.06 to 1.09, wherever.)
 constexpr bool next_begins_late(std::int64_t threads, int multiprocessors) {
   return threads >= std::int64_t{512} * multiprocessors;
 }
@@ -731,10 +731,10 @@ constexpr bool rather_single_columns(Direction direction, std::int64_t strip, st
   return dim <= held ? strip <= kColumnSinglesMostStrip : dim <= 2 * held && strip < 2 * kWarp;
 }
 // And of dims up to this rather than as tiles, where that is all that is left: where slabs do not begin alike in all
-// operands, as those of slices do not in results (an H200 takes for the last 17 of 18 x 15 columns, of 31655
-// slabs, 17.0 us, as tiles 128; 39 of 40 x 7, of 20591, 14.8, 86.8; for 97 such problems drawn at random 0.42 of the
-// time, 1.02 at most; 26 of them took longer as tiles than torch does, none do so). Tiles that are copied element by
-// element take 9 to 70 ps for each, single columns 2 to 3, of long dims, too.
+// operands, as those of slices do not in results (an H200 takes for the last 17 of 18 x 15 columns, of 31655 slabs, 17
+// us, as tiles 128; 39 of 40 x 7, of 20591, 14.8, 86.8; for 97 such problems drawn at random 0.42 of the time, 1.02 at
+// most; 26 of them took longer as tiles than torch does, none do so). Tiles that are copied element by element take 9
+// to 70 ps for each, single columns 2 to 3, of long dims, too.
 inline constexpr int kColumnSinglesNotTilesDim = 64;
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_halves(int vector_bytes) { return vector_bytes == kColumnsHalfBytes; }
