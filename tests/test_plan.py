@@ -1350,3 +1350,15 @@ def test_columns_are_folded_where_dim_is_worth_it() -> None:
             assert (chosen.vector, chosen.cluster) == (8, 1)
         elif folded:
             assert chosen.vector == 4
+
+
+def test_halves_are_folded_where_only_vectors_take_more_blocks_than_words() -> None:
+    """A thread has the states of eight columns of a vector, so that vectors may take larger clusters than words do."""
+    for outer, dim, inner, backward, vector, cluster in (
+        (198, 1172, 101, True, 4, 8),
+        (327, 1140, 149, False, 4, 6),
+        (297, 546, 50, False, 2, 2),  # vectors would take fewer blocks than halves, and longer than words
+        (800, 1000, 50, True, 2, 7),
+    ):
+        chosen = plan(**apart(outer, dim, inner, dtype=torch.bfloat16, backward=backward), device=DEVICES["H200"])
+        assert (chosen.regime, chosen.vector, chosen.cluster) == ("strided", vector, cluster)
