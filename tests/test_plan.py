@@ -1352,13 +1352,24 @@ def test_columns_are_folded_where_dim_is_worth_it() -> None:
             assert chosen.vector == 4
 
 
-def test_halves_are_folded_where_only_vectors_take_more_blocks_than_words() -> None:
+def test_halves_are_folded_where_vectors_would_not_take_less_than_words() -> None:
     """A thread has the states of eight columns of a vector, so that vectors may take larger clusters than words do."""
     for outer, dim, inner, backward, vector, cluster in (
         (198, 1172, 101, True, 4, 8),
         (327, 1140, 149, False, 4, 6),
+        (6, 2068, 83, True, 4, 11),  # vectors would be too many a thread, and multiprocessors idle
         (297, 546, 50, False, 2, 2),  # vectors would take fewer blocks than halves, and longer than words
-        (800, 1000, 50, True, 2, 7),
+        (800, 1000, 50, True, 2, 7),  # backward, unshifted words take no longer than what is folded
     ):
         chosen = plan(**apart(outer, dim, inner, dtype=torch.bfloat16, backward=backward), device=DEVICES["H200"])
         assert (chosen.regime, chosen.vector, chosen.cluster) == ("strided", vector, cluster)
+
+
+def test_columns_read_twice_have_smaller_blocks_where_most_multiprocessors_would_be_idle() -> None:
+    for dim, columns, backward, meets, block, grid in (
+        (129907, 8, False, False, 256, 85),
+        (113248, 4, True, False, 256, 111),
+        (400000, 8, False, True, 512, 131),
+    ):
+        chosen = plan(**apart(1, dim, columns, dtype=torch.float32, backward=backward), device=DEVICES["H200"])
+        assert (chosen.passes, chosen.meets, chosen.block, chosen.grid) == (2, meets, block, grid)

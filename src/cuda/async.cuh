@@ -87,8 +87,9 @@ __device__ __forceinline__ int cluster_size() {
 
 // Counts bytes that arrive in this block's shared memory (sm_90): what the blocks of a cluster send each other, or what
 // is copied in bulk. It may be used again and again: each time is a phase, of alternating parity. What blocks send each
-// other once in a kernel: all threads call open() and, after await_cluster(), wait(); between them each block sends to
-// all, itself included.
+// other once in a kernel: all threads call open(), warps that send call await_cluster(), each block sends to all,
+// itself included, and all threads wait(), after a barrier of the block where they did not await the cluster. Blocks
+// arrive at the cluster's barrier once in a kernel: of warps that do not await it, none knows when it may do so again.
 class ArrivalBarrier {
  public:
   // One thread calls it, before all others are told.
@@ -234,10 +235,20 @@ class ArrivalBarrier {
     if (threadIdx.x == 0) init();
     arrive_cluster();
   }
-  static void arrive_cluster() { cooperative_groups::this_cluster().barrier_arrive(); }
-  static void await_cluster() { cooperative_groups::this_cluster().barrier_wait(); }
+  static void arrive_cluster() {
+    may_send() = false;
+    cooperative_groups::this_cluster().barrier_arrive();
+  }
+  static void await_cluster() {
+    cooperative_groups::this_cluster().barrier_wait();
+    may_send() = true;
+  }
   template <typename T>
   void send(const T& value, T* slot, int rank) {
+    if (!may_send()) {
+      std::fprintf(stderr, "a thread sends to block %d, of which it does not know that it runs\n", rank);
+      std::abort();  // where a GPU may fault
+    }
     *static_cast<T*>(::emulator::map_to_rank(slot, rank)) = value;
     static_cast<ArrivalBarrier*>(::emulator::map_to_rank(this, rank))->arrived_ += sizeof(T);
   }
@@ -262,6 +273,11 @@ class ArrivalBarrier {
   }
 
  private:
+  static bool& may_send() {
+    static thread_local bool of_thread[1024];
+    return of_thread[threadIdx.x];
+  }
+
   std::atomic<unsigned> arrived_;
   unsigned expected_, phases_;  // of all phases that were begun; their number
 };

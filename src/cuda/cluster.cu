@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
       operation.total(held, Lanes{});
 
       Meeting<State>& meeting = meetings[turn % 2];
-      if (turn == 0) ArrivalBarrier::await_cluster();
+      if (turn == 0) meeting.await_others();
       meeting.send(held, rank, blocks);
       meeting.complete.await(turn / 2 % 2);
       // before this block sends to the next meeting, without which none sends to this one again

@@ -1,8 +1,8 @@
 // How the blocks of a cluster, which share a row, come to its state: each sends that of its part into the shared memory
 // of all others. A barrier of the cluster would do the same, but as a release and acquire at the scope of the GPU,
-// which takes about as long as loading does; there is one only at the start, hidden behind the loads. Of this only the
-// warp that sends waits for the others, as that empties the multiprocessor's L1 (an H200 takes for rows of clusters,
-// backward and of 16 bits, 0.986 of the time, else 0.998).
+// which takes about as long as loading does; there is one only at the start, hidden behind the loads. To wait at it
+// empties L1, once for each warp that does, so that only the warp that sends waits (an H200 takes for nine problems of
+// 16 bits, backward, 0.986 of the time, for 41 others as long).
 #pragma once
 
 #include "cuda/async.cuh"
@@ -16,6 +16,10 @@ struct Meeting {
   ArrivalBarrier complete;
   Shared<State, kWarp> states;
 
+  // Before the first send(), which has the barrier of the block that the other warps need.
+  __device__ __forceinline__ static void await_others() {
+    if (threadIdx.x < kWarp) ArrivalBarrier::await_cluster();
+  }
   __device__ __forceinline__ void send(const State& held, int rank, int blocks) {
     __shared__ Shared<State, kWarp> warps;
     const State block = combine_warps(held, warps.get());
@@ -28,7 +32,7 @@ struct Meeting {
   }
   // All of it, after complete.open(): for the one row that the blocks have.
   __device__ __forceinline__ State once(const State& held, int rank, int blocks) {
-    if (threadIdx.x < kWarp) ArrivalBarrier::await_cluster();
+    await_others();
     send(held, rank, blocks);
     complete.wait(blocks * sizeof(State));
     return combined(blocks);

@@ -591,16 +591,16 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   }
   if (vectors || are_vectors) return vectors;
   // Folded, as vectors, or halves of them; where words could be held as well, only if they would take less, which
-  // halves may where vectors would not (an H200 took for 46 such problems 0.88 of the time, 1.04 at most; vectors,
-  // where halves would be better but no better than words, 1.14). Else there are only tiles, or to read twice: halves
-  // took half of the time, of all four such problems drawn at random.
+  // halves may where vectors do not: an H200 took for 46 such problems 0.88 of the time, 1.04 at most. Where halves
+  // would be better than vectors, but not than words, words are (73 problems took 1.14 as vectors). Else there are only
+  // tiles, or to read twice: halves took half of the time, of all four such problems drawn at random.
   const auto folded_rather_than = [&](const std::optional<Plan>& words, const auto& take_less) -> std::optional<Plan> {
     constexpr int kHalf = tuning::kManyThreadsColumns;
     auto folds = slabs_may_fold(problem, vector) ? of(vector) : std::nullopt;
-    const bool worth_it = folds || !words;  // dim is long enough
+    const bool vectors_fold = folds.has_value();
     const bool may_be_halves = bytes == 2 && problem.source == problem.result && !columns_are_vectors(problem, kHalf) &&
                                slabs_may_fold(problem, kHalf);
-    const auto halves = may_be_halves && worth_it ? of(kHalf) : std::nullopt;
+    const auto halves = may_be_halves && (vectors_fold || !words) ? of(kHalf) : std::nullopt;
     if (folds && folds_too_much(problem, device, *folds)) folds.reset();
     const auto suits = [&](const auto& folded) { return folded && (!words || take_less(*folded, *words)); };
     const bool rather_halves =

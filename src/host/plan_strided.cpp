@@ -272,15 +272,19 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
       if (meeting.meets) consider(meeting);
     }
   };
-  for (std::int64_t own = tuning::kStridedVectorsMostRun; own * plan.vector * bytes >= tuning::kLineBytes; own /= 2)
-    if (own < strip) share(own, own, tuning::kStridedVectorsThreads / own);
-  // a slab, by as many threads along dim as find room in whole warps
-  for (std::int64_t along = tuning::kStridedVectorsThreads / strip; along > 0; --along) {
-    const std::int64_t unit = kWarp / std::gcd(along, std::int64_t{kWarp}), run = divide_up(strip, unit) * unit;
-    if (run * along > tuning::kStridedVectorsThreads) continue;
-    if (run * along >= tuning::kStridedVectorsLeastThreads) share(strip, run, along);
-    break;
-  }
+  const auto share_by = [&](int threads) {
+    for (std::int64_t own = tuning::kStridedVectorsMostRun; own * plan.vector * bytes >= tuning::kLineBytes; own /= 2)
+      if (own < strip) share(own, own, threads / own);
+    // a slab, by as many threads along dim as find room in whole warps
+    for (std::int64_t along = threads / strip; along > 0; --along) {
+      const std::int64_t unit = kWarp / std::gcd(along, std::int64_t{kWarp}), run = divide_up(strip, unit) * unit;
+      if (run * along > threads) continue;
+      if (tuning::kStridedVectorsIdle * (threads - run * along) <= threads) share(strip, run, along);
+      break;
+    }
+  };
+  share_by(tuning::kStridedVectorsThreads);
+  if (2 * best.grid <= device.multiprocessors) share_by(tuning::kStridedVectorsThreads / 2);
   return best;
 }
 
