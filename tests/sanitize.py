@@ -77,6 +77,8 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((1, CLUSTERS_OF_16[3], 33), 1, (None,), 1),  # or, backward and of 32 bits, read twice
     ((1, 200_001, 24), 1, (None,), 1),  # whose blocks meet between the passes
     ((1, 150_001, 33), 1, (None,), 1),  # folded
+    ((1, 130_001, 8), 1, (None,), 1),  # of smaller blocks
+    ((1, 100_001, 7), 1, (None,), 1),
     ((2, 350_001, 7), 1, (None,), 1),  # in slabs that are a tile each
     ((20, 10_001, 66), 1, (None,), 1),  # of which some threads have nothing to do
     ((2, 9, 131201), 1, (None,), 1),  # so many columns that threads have several

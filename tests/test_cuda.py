@@ -91,6 +91,8 @@ def test_so_many_rows_that_they_are_staged(dim: int, dtype: torch.dtype, log: bo
         (2_258, 1, 8_087),
         (1, 2_258, 8_087),
         (1, 50_257, 64),
+        (1, 100_001, 7),  # read twice, by smaller blocks
+        (1, 130_001, 8),
     ],
     ids=str,
 )
