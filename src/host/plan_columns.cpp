@@ -597,10 +597,11 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const auto folded_rather_than = [&](const std::optional<Plan>& words, const auto& take_less) -> std::optional<Plan> {
     constexpr int kHalf = tuning::kManyThreadsColumns;
     auto folds = slabs_may_fold(problem, vector) ? of(vector) : std::nullopt;
-    const bool vectors_fold = folds.has_value();
-    const bool may_be_halves = bytes == 2 && problem.source == problem.result && !columns_are_vectors(problem, kHalf) &&
-                               slabs_may_fold(problem, kHalf);
-    const auto halves = may_be_halves && (vectors_fold || !words) ? of(kHalf) : std::nullopt;
+    // rather than words, only where vectors could be held, too: other dims are short, or slabs begin elsewhere in
+    // vectors
+    const bool may_be_halves = (folds || !words) && bytes == 2 && problem.source == problem.result &&
+                               !columns_are_vectors(problem, kHalf) && slabs_may_fold(problem, kHalf);
+    const auto halves = may_be_halves ? of(kHalf) : std::nullopt;
     if (folds && folds_too_much(problem, device, *folds)) folds.reset();
     const auto suits = [&](const auto& folded) { return folded && (!words || take_less(*folded, *words)); };
     const bool rather_halves =
