@@ -597,8 +597,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   const auto folded_rather_than = [&](const std::optional<Plan>& words, const auto& take_less) -> std::optional<Plan> {
     constexpr int kHalf = tuning::kManyThreadsColumns;
     auto folds = slabs_may_fold(problem, vector) ? of(vector) : std::nullopt;
-    // rather than words, only where vectors could be held, too: other dims are short, or slabs begin elsewhere in
-    // vectors
+    // rather than words, only where vectors could be held, too: else dims are short, or slabs do not begin alike
     const bool may_be_halves = (folds || !words) && bytes == 2 && problem.source == problem.result &&
                                !columns_are_vectors(problem, kHalf) && slabs_may_fold(problem, kHalf);
     const auto halves = may_be_halves ? of(kHalf) : std::nullopt;
