@@ -526,6 +526,7 @@ def test_columns_so_long_that_blocks_meet(outer: int, inner: int, dtype: torch.d
         (5, 60_001, 100),
         (2, 60_001, 260),
         (1, 60_001, 801),  # segments
+        (1, 40_001, 1_026),  # on sectors
         (1, 60_001, 1_032),
     ],
     ids=str,

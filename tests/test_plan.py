@@ -593,6 +593,49 @@ def test_slabs_are_held_in_shared_memory_only_where_that_takes_less() -> None:
     assert not plan(**problem(source, source.float(), 1, log=False), device=DEVICES["H200"]).slabs
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "backward", "sectors"),
+    [
+        ((1, 40_000, 1_026), torch.bfloat16, False, True),
+        ((1, 40_000, 1_026), torch.float32, False, True),
+        ((1, 23_302, 1_002), torch.float32, True, True),  # of which vectors have two columns of eight bytes left
+        ((1, 40_000, 1_040), torch.bfloat16, False, False),  # which begin on sectors
+        ((1, 9_000, 4_001), torch.bfloat16, False, False),  # more tiles than multiprocessors
+        ((2, 60_000, 1_027), torch.float64, False, False),  # which are not folded
+        ((3, 60_000, 49), torch.float32, False, False),  # slabs that are tiles
+    ],
+)
+def test_segments_are_folded_to_begin_on_sectors(
+    shape: tuple[int, ...], dtype: torch.dtype, backward: bool, sectors: bool
+) -> None:
+    chosen = plan(**contiguous(*shape, dim=1, dtype=dtype, backward=backward), device=DEVICES["H200"])
+    assert (chosen.passes, chosen.sectors) == (2, sectors)
+    if sectors:
+        assert chosen.grid <= DEVICES["H200"].multiprocessors
+        assert chosen.workspace_bytes <= MIB
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backward", [False, True])
+def test_segments_that_begin_on_sectors_are_written_once(backward: bool, dtype: torch.dtype) -> None:
+    """However slabs lie to sectors: at any offset, with gaps of any size."""
+    few = cuda(80, 8, 160, 1)
+    on_sectors = 0
+    for outer, dim, inner in ((3, 2777, 38), (3, 3943, 19), (1, 9001, 35), (3, 1530, 41)):
+        for offset in (0, 1, 5, 15):
+            for gap in (0, 1, 7):
+                memory = torch.empty(offset + outer * (dim * inner + gap), dtype=dtype, device="meta")
+                x = memory[offset:].view(outer, -1)[:, : dim * inner].unflatten(1, (dim, inner))
+                result = torch.empty(x.numel() + offset, dtype=dtype, device="meta")[offset:].view(x.shape)
+                grad = x if backward else None
+                described = problem(x, result if gap == 0 else x, 1, log=False, grad=grad)
+                chosen = plan(**described, device=few)
+                on_sectors += chosen.sectors
+                if chosen.sectors:
+                    assert set(coverage(chosen)) == {1}, (x.shape, offset, gap)
+    assert on_sectors > 10
+
+
 @pytest.mark.parametrize("shape", [(128, 30_000, 129), (1000, 30_000, 65), (8, 100_000, 4_001)])
 @pytest.mark.parametrize("backward", [False, True])
 def test_columns_are_folded_in_less_than_a_mebibyte(shape: tuple[int, ...], backward: bool) -> None:
@@ -955,6 +998,7 @@ def test_vectors_of_columns_that_fill_the_gpu_with_large_clusters_are_read_twice
     assert passes(18, 3312, 105) == 2
     assert passes(24, 23198, 18, dtype=torch.bfloat16, backward=True) == 2
     assert passes(7, 12795, 34) == 1  # which leaves multiprocessors idle
+    assert passes(9, 9993, 33) == 1  # which takes less than to meet
     for device in ("H200", "B200"):  # of which too little would be kept
         assert passes(73, 2947, 54, backward=True, device=device) == 1
 

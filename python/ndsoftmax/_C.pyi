@@ -35,6 +35,7 @@ class Plan:
     ragged: bool
     staged: bool
     meets: bool
+    sectors: bool
     slabs: bool
     log2_dim: int
     vector: int

@@ -61,6 +61,7 @@ struct StridedArguments {
     std::int64_t slab;   // dim times the columns
     std::int64_t strip;  // columns before they are folded
     int log2_copies;     // of each column after that
+    int unit;            // a slab is moved to a multiple of so many
   } folded;
   KernelAxis<kOperandsOf<Operation>> dim_axis, outer_axis, inner_axis;
   Fusing<Operation> fusing;
@@ -236,18 +237,17 @@ class Columns {
   }
 
  private:
-  // The slab at `first`, which is moved to the vector that it begins in; these columns are `column` beyond that.
+  // The slab at `first`, which is moved to the unit that it begins in; these columns are `column` beyond that.
   __device__ __forceinline__ void fold(OffsetsOf& first, Index column) {
-    constexpr unsigned kBytes = sizeof(Source) * kVector;
     const auto address = reinterpret_cast<std::uintptr_t>(arguments_.source + first.at[kSource]);
-    const int misaligned = static_cast<int>(address % kBytes / sizeof(Source));
+    const int misaligned = static_cast<int>(address / sizeof(Source)) & (arguments_.folded.unit - 1);
     first.at[kSource] -= misaligned;
     first.at[kResult] -= misaligned;
     if constexpr (kIsBackward<Operation>) first.at[kGrad] -= misaligned;
     if (!exist()) return;
     const Index row = arguments_.inner * kVector, left = arguments_.folded.slab + misaligned - column;
     dim_ = quotient(left + row - 1, row);
-    before_ = max(0, misaligned - static_cast<int>(min(column, Index{kVector})));
+    before_ = static_cast<int>(max(Index{0}, min(misaligned - column, Index{kVector})));
     beyond_ = max(0, kVector - static_cast<int>(min(left - (dim_ - 1) * row, Index{kVector})));
   }
   __device__ __forceinline__ bool is_edge(Index base, int item) const {
@@ -1291,7 +1291,7 @@ StridedArguments<Operation> strided_arguments(const Problem& problem, const Plan
   arguments.dim = fold.dim;
   arguments.inner = fold.columns / kVector;
   arguments.folded = {problem.dim.size * problem.inner.size, problem.inner.size,
-                      static_cast<int>(std::bit_width(static_cast<unsigned>(fold.elements))) - 1};
+                      static_cast<int>(std::bit_width(static_cast<unsigned>(fold.elements))) - 1, fold.unit};
   arguments.splits = plan.splits;
   arguments.blocks = plan.grid;
   arguments.run = work::Divider(plan.run);

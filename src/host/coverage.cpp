@@ -9,15 +9,18 @@
 namespace ndsoftmax {
 namespace {
 
-// Elements between the vector that row `index` begins in and its first element.
-int phase_of(const Problem& problem, const Plan& plan, std::int64_t index) {
+// Elements between the unit of memory, of so many, that row `index` begins in and its first element.
+int phase_of(const Problem& problem, const Plan& plan, std::int64_t index, int unit) {
   const Axis rows = rows_in_order(problem, plan);
   std::int64_t offset = problem.misalignment[kSource] / size_of(problem.source);
   for (int group = rows.rank - 1; group >= 0; --group) {
     offset += index % rows.groups[group].size * rows.groups[group].stride[kSource];
     index /= rows.groups[group].size;
   }
-  return static_cast<int>(offset % plan.vector);
+  return static_cast<int>(offset % unit);
+}
+int phase_of(const Problem& problem, const Plan& plan, std::int64_t index) {  // within a vector
+  return phase_of(problem, plan, index, plan.vector);
 }
 
 class Counts {
@@ -264,7 +267,7 @@ void walk_online_tiles(const Problem& problem, const Plan& plan, Counts& counts)
       const std::int64_t column = block / plan.splits * width + thread.column;
       if (thread.column >= width || column >= columns) continue;
       const std::int64_t outer = column / inner;
-      const int phase = fold.folds ? phase_of(problem, plan, outer) : 0;
+      const int phase = fold.folds ? phase_of(problem, plan, outer, fold.unit) : 0;
       const work::Turns turns = work::turns_of(block % plan.splits, plan.splits, std::int64_t{along} * plan.items);
       for (std::int64_t base = turns.first; base < fold.dim; base += turns.apart)
         for (std::int64_t d = base + thread.along; d < std::min(base + along * plan.items, fold.dim); d += along)

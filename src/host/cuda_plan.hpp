@@ -39,11 +39,12 @@ struct StridedTile {
 };
 StridedTile strided_tile(const Problem& problem, const Plan& plan);
 
-// Columns that vectors do not divide a strided plan folds, where a slab, dim times the columns, is one run of memory:
-// some elements of dim are taken for one, of as many times the columns.
+// Columns that units of memory do not divide a strided plan folds, where a slab, dim times the columns, is one run of
+// memory: some elements of dim are taken for one, of as many times the columns.
 struct Fold {
   bool folds;            // else the rest is as the problem has it
-  int elements;          // that are taken for one; also 1: then slabs begin within a vector
+  int unit;              // elements: of a vector, or of a sector
+  int elements;          // of dim, that are taken for one; also 1: then slabs begin within a unit
   std::int64_t columns;  // of each
   std::int64_t dim;      // as many of them as a slab has that begins anywhere
 };

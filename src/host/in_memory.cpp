@@ -119,12 +119,11 @@ bool results_lie_as_sources(const Problem& problem) {
   return true;
 }
 
-int most_phase_of_slabs(const Problem& problem, int vector) {
-  int unit = vector;  // whose multiples all slabs begin at
-  if (problem.outer.rank > 0)
-    unit = static_cast<int>(std::gcd(problem.outer.groups[0].stride[kSource], std::int64_t{unit}));
-  const std::int64_t phase = problem.misalignment[kSource] / size_of(problem.source);
-  return vector - unit + static_cast<int>(phase % unit);
+int most_phase_of_slabs(const Problem& problem, int unit) {
+  const int bytes = size_of(problem.source);
+  std::int64_t known = std::min(unit, tuning::kVectorBytes / bytes);  // slabs begin alike modulo so many
+  if (problem.outer.rank > 0) known = std::gcd(problem.outer.groups[0].stride[kSource], known);
+  return unit - static_cast<int>(known - problem.misalignment[kSource] / bytes % known);
 }
 
 bool slabs_may_fold(const Problem& problem, int vector) {

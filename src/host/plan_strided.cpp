@@ -210,7 +210,7 @@ double cost_of_reading_twice(const Problem& problem, const Device& device, const
   const double step_bytes = static_cast<double>(own * along * plan.items * plan.vector) * bytes * sources;
   double moved = step_bytes * (passes * static_cast<double>(steps) - static_cast<double>(kept));
   if (!slabs || !slabs_are_runs(problem) || problem.inner.rank > 1)
-    moved *= tuning::segments_factor(own * plan.vector * bytes, begin_within_sectors(problem));
+    moved *= tuning::segments_factor(own * plan.vector * bytes, begin_within_sectors(problem) && !plan.sectors);
   if (plan.meets)
     moved *= tuning::strided_meeting_factor(bytes, problem.direction, fold.folds, problem.outer.size == 1);
 
@@ -242,11 +242,17 @@ void share_columns(Plan& plan, const Problem& problem, std::int64_t own, std::in
 // Vectors of columns that are read twice, of which nothing is fused. Neighbouring threads share a segment of memory, or
 // all columns of a slab, which then is read as a run of memory; blocks share columns, as many as take the least.
 Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan plan) {
-  const Fold fold = fold_of(problem, plan);
   const int bytes = size_of(problem.source);
-  const std::int64_t strip = fold.columns / plan.vector, all = problem.outer.size * strip;  // in vectors
-  const std::int64_t states = all * plan.vector * state_bytes(problem);                     // bytes
-  plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, false, fold.folds);
+  Fold fold;
+  std::int64_t strip = 0, all = 0;  // in vectors
+  std::int64_t states = 0;          // in bytes
+  const auto fold_now = [&] {
+    fold = fold_of(problem, plan);
+    strip = fold.columns / plan.vector, all = problem.outer.size * strip;
+    states = all * plan.vector * state_bytes(problem);
+    plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, false, fold.folds);
+  };
+  fold_now();
 
   Plan best;
   double least = std::numeric_limits<double>::infinity();
@@ -254,13 +260,13 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
     const double cost = cost_of_reading_twice(problem, device, candidate);
     if (cost < least) best = candidate, least = cost;
   };
-  const auto share = [&](std::int64_t own, std::int64_t run, std::int64_t along) {
+  const auto share = [&](std::int64_t own, std::int64_t run, std::int64_t along, int most_waves) {
     const std::int64_t tiles = divide_up(all, own), steps = divide_up(fold.dim, along * plan.items);
     const std::int64_t most =
         std::min(divide_up(steps, tuning::kStridedVectorsMinSteps), tuning::kWorkspaceBytes / states);
     const bool alone = !fold.folds || own == strip;  // a block has all copies of its columns
     std::int64_t last = 0;
-    for (int waves = 1; waves <= tuning::kStridedVectorsWaves; ++waves) {
+    for (int waves = 1; waves <= most_waves; ++waves) {
       const std::int64_t splits = std::max<std::int64_t>(1, std::min(waves * device.multiprocessors / tiles, most));
       if (std::exchange(last, splits) == splits) continue;
       const bool tells = splits > 1 || !alone;
@@ -274,17 +280,27 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
   };
   const auto share_by = [&](int threads) {
     for (std::int64_t own = tuning::kStridedVectorsMostRun; own * plan.vector * bytes >= tuning::kLineBytes; own /= 2)
-      if (own < strip) share(own, own, threads / own);
+      if (own < strip) share(own, own, threads / own, tuning::kStridedVectorsWaves);
     // a slab, by as many threads along dim as find room in whole warps
     for (std::int64_t along = threads / strip; along > 0; --along) {
       const std::int64_t unit = kWarp / std::gcd(along, std::int64_t{kWarp}), run = divide_up(strip, unit) * unit;
       if (run * along > threads) continue;
-      if (tuning::kStridedVectorsIdle * (threads - run * along) <= threads) share(strip, run, along);
+      if (tuning::kStridedVectorsIdle * (threads - run * along) <= threads)
+        share(strip, run, along, tuning::kStridedVectorsWaves);
       break;
     }
   };
   share_by(tuning::kStridedVectorsThreads);
   if (2 * best.grid <= device.multiprocessors) share_by(tuning::kStridedVectorsThreads / 2);
+
+  // the widest segments, of one wave, on sectors
+  if (!begin_within_sectors(problem) || !tuning::online_may_fold(bytes, false) || !slabs_may_fold(problem, plan.vector))
+    return best;
+  plan.sectors = true, fold_now();
+  const std::int64_t own = tuning::kStridedVectorsMostRun;
+  if (states <= tuning::kWorkspaceBytes && problem.dim.size >= fold.elements && own < strip &&
+      divide_up(all, own) <= device.multiprocessors)
+    share(own, own, tuning::kStridedVectorsThreads / own, 1);
   return best;
 }
 
@@ -322,6 +338,7 @@ Plan read_twice_plan(const Problem& problem, const Device& device, std::string_v
 // clusters of eleven 35.0; backward 24 x 23198 x 18 of 16 bits 30.6, 37.7, but 73 x 2947 x 54 of float32 86.6, 60.7;
 // for 32 problems drawn at random 0.88 of the time, 1.13 at most).
 std::optional<Plan> rather_met(const Problem& problem, const Device& device, const Plan& held) {
+  if (!reads_much(problem, device, tuning::kMetL2Part)) return {};
   if (held.cluster <= tuning::kGpc / 2 || held.block <= tuning::kColumnsWholeBlock || !holds_vectors(problem, held))
     return {};
   const std::int64_t tiles = columns_grid_apart(problem, held) / held.cluster;
@@ -404,14 +421,15 @@ int kept_steps(const Problem& problem, const Plan& plan) {
 
 Fold fold_of(const Problem& problem, const Plan& plan) {
   const bool halves = size_of(problem.source) == 2 && plan.vector == tuning::kManyThreadsColumns;
-  Fold fold{
-      .folds = (holds_vectors(problem, plan) || halves) && !plan.ragged && !columns_are_vectors(problem, plan.vector),
-      .elements = 1,
-      .columns = problem.inner.size,
-      .dim = problem.dim.size};
+  const bool vectors = (holds_vectors(problem, plan) || halves) && !plan.ragged;
+  Fold fold{.folds = plan.sectors || (vectors && !columns_are_vectors(problem, plan.vector)),
+            .unit = plan.sectors ? tuning::kSectorBytes / size_of(problem.source) : plan.vector,
+            .elements = 1,
+            .columns = problem.inner.size,
+            .dim = problem.dim.size};
   if (!fold.folds) return fold;
-  const std::int64_t most = problem.dim.size * problem.inner.size + most_phase_of_slabs(problem, plan.vector);
-  fold.elements = plan.vector / static_cast<int>(std::gcd(problem.inner.size, std::int64_t{plan.vector}));
+  const std::int64_t most = problem.dim.size * problem.inner.size + most_phase_of_slabs(problem, fold.unit);
+  fold.elements = fold.unit / static_cast<int>(std::gcd(problem.inner.size, std::int64_t{fold.unit}));
   fold.columns *= fold.elements;
   fold.dim = divide_up(most, fold.columns);
   return fold;

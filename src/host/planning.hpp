@@ -98,8 +98,8 @@ bool slabs_are_packed(const Problem& problem);
 // Whether results step as the source does, and begin within a vector as it does.
 bool results_lie_as_sources(const Problem& problem);
 
-// Elements at most between the vector that a slab begins in and its first element.
-int most_phase_of_slabs(const Problem& problem, int vector);
+// Elements at most between the unit of memory, of so many, that a slab begins in and its first element.
+int most_phase_of_slabs(const Problem& problem, int unit);
 
 // Whether dim times the columns, a slab, is one run of memory in every operand, and all slabs are misaligned alike:
 // vectors of one are vectors of all. So they are folded, unless something is fused, or a slab is less than a vector of

@@ -298,7 +298,7 @@ int main() {
       {{1, 9005, 64}, {}, {1}},     {{4500, 128}, {}, {0}},           {{1, 4800, 3, 24}, {}, {1}},
       {{1, 4501, 148}, {}, {1}},    {{1, 4003, 260}, {}, {1}, 4},     {{5, 9001, 11}, {}, {1}, 2}};
   runs = testing::run(long_columns, {ampere}, 5, launch);
-  CHECK(runs["strided, folded, twice"] > 40);
+  CHECK(runs["strided, folded, twice"] + runs["strided, folded, twice, on sectors"] > 40);
   CHECK(runs["strided, folded, twice, meeting"] > 30);
   Device wider = ampere;  // to which a few slabs are a tile each
   wider.multiprocessors = 48;
@@ -310,6 +310,17 @@ int main() {
                       [](const Plan& plan) { return plan.rows_per_block < plan.run * plan.vector; });
   CHECK(runs["total"] == runs["strided, folded, twice"] + runs["strided, folded, twice, meeting"]);
   CHECK(runs["strided, folded, twice, meeting"] > 3);
+  Device few = ampere;  // which those of one wave fill with segments on sectors
+  few.multiprocessors = 8;
+  few.shared_bytes_per_block = 160 << 10;
+  runs = testing::run({{{3, 2777, 38}, {}, {1}, 3},
+                       {{3, 3943, 19}, {}, {1}, 1},
+                       {{1, 9001, 35}, {}, {1}, 2},
+                       {{3, 1530, 41}, {}, {1}},
+                       {{3, 2777, 38}, {105800, 38, 1}, {1}, 1, true}},
+                      {few}, 1000, launch, [](const Plan& plan) { return plan.sectors; });
+  CHECK(runs["total"] > 10);
+  CHECK(runs["strided, folded, twice, on sectors, meeting"] > 5);
   // and for the registers of clusters, unless threads have more than they rather would
   CHECK(testing::run({{{1, 20001, 9}, {}, {1}}}, {small}, 5, launch)["total"] > 3);
   // halves of vectors, of which threads have a part in shared memory: alone and over clusters, in whole strips and in
