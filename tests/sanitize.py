@@ -80,6 +80,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((1, 130_001, 8), 1, (None,), 1),  # of smaller blocks
     ((1, 100_001, 7), 1, (None,), 1),
     ((2, 8_285, 297), 1, (None,), 1),  # on sectors
+    ((2, 4_244, 354), 1, (None,), 1),  # backward, of 16 bits
     ((2, 350_001, 7), 1, (None,), 1),  # in slabs that are a tile each
     ((20, 10_001, 66), 1, (None,), 1),  # of which some threads have nothing to do
     ((2, 9, 131201), 1, (None,), 1),  # so many columns that threads have several

@@ -526,8 +526,8 @@ def test_columns_so_long_that_blocks_meet(outer: int, inner: int, dtype: torch.d
         (5, 60_001, 100),
         (2, 60_001, 260),
         (1, 60_001, 801),  # segments
-        (1, 40_001, 1_026),  # on sectors
         (1, 60_001, 1_032),
+        (1, 60_001, 1_040),
     ],
     ids=str,
 )
@@ -542,6 +542,21 @@ def test_columns_that_are_read_twice(shape: tuple[int, ...], dtype: torch.dtype,
         )
     assert_forward_and_backward(x.requires_grad_(), log=log)
     assert_forward_and_backward(gaps.detach().requires_grad_(), log=log)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(1, 40_000, 1_026), (3, 41_232, 333)], ids=str)
+@pytest.mark.parametrize("gap", [0, 8])  # results have none
+@pytest.mark.parametrize("offset", [0, 16, 32])  # bytes; results have none
+def test_segments_that_begin_on_sectors(
+    shape: tuple[int, int, int], dtype: torch.dtype, offset: int, gap: int, log: bool
+) -> None:
+    outer, dim, inner = shape
+    offset //= dtype.itemsize
+    memory = normal((offset + outer * (dim * inner + gap),)).to(dtype)
+    x = memory[offset:].view(outer, -1)[:, : dim * inner].unflatten(1, (dim, inner))
+    assert_forward_and_backward(x.requires_grad_(), log=log)
 
 
 @pytest.mark.parametrize("log", [False, True])

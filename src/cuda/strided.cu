@@ -13,8 +13,8 @@
 // through distributed shared memory. Where it is longer still, or a tile not worth its blocks: the online softmax,
 // which reads twice; where multiprocessors would be idle, plan.splits blocks share columns and states pass through the
 // workspace, in two launches, as in online.cu, or in one whose blocks all run at once, and which keeps what registers
-// and shared memory have room for (Plan::meets). So do those of columns that vectors do not divide, and that are
-// folded, unless a block has all of them: a column then has several copies, a strip apart, each with some of its
+// and shared memory have room for (Plan::meets). So do those of columns that are folded, as vectors or sectors do not
+// divide them, unless a block has all of them: a column then has several copies, a strip apart, each with some of its
 // elements. Any strides, any number of groups on every axis; only kColumns > 1 assumes that dim is one group, and that
 // the innermost group of columns has stride 1. Where dim is several, elements are copied one by one, and results go
 // back into the tile first, which needs them to be of the source's type (tile_plan() sees to that).
@@ -69,7 +69,8 @@ struct StridedArguments {
 
 // The kVector columns a thread works on, and the elements of them that it has: base + item * along.size + along.
 // Where dim is one group, as it always is where columns are vectors, a thread steps by a fixed distance. Of folded ones
-// the first and the last vector of a slab may be there in part: edges, of which load() loads nothing, load_edge() all.
+// the first and the last vector of a slab may be there in part, or not at all: edges, of which load() loads nothing,
+// load_edge() all that is there.
 template <typename Operation, int kVector, typename Index, bool kFolds = false>
 class Columns {
  public:
@@ -237,10 +238,14 @@ class Columns {
   }
 
  private:
-  // The slab at `first`, which is moved to the unit that it begins in; these columns are `column` beyond that.
+  // The slab at `first`, which is moved to the unit that it begins in; these columns are `column` beyond that. Operands
+  // begin alike within vectors, but not within sectors: there it is results that matter, which are slow to write in
+  // parts.
   __device__ __forceinline__ void fold(OffsetsOf& first, Index column) {
-    const auto address = reinterpret_cast<std::uintptr_t>(arguments_.source + first.at[kSource]);
-    const int misaligned = static_cast<int>(address / sizeof(Source)) & (arguments_.folded.unit - 1);
+    auto number = reinterpret_cast<std::uintptr_t>(arguments_.source + first.at[kSource]) / sizeof(Source);
+    if constexpr (sizeof(Result) == sizeof(Source))
+      number = reinterpret_cast<std::uintptr_t>(arguments_.result + first.at[kResult]) / sizeof(Result);
+    const int misaligned = static_cast<int>(number) & (arguments_.folded.unit - 1);
     first.at[kSource] -= misaligned;
     first.at[kResult] -= misaligned;
     if constexpr (kIsBackward<Operation>) first.at[kGrad] -= misaligned;

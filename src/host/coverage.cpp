@@ -9,10 +9,11 @@
 namespace ndsoftmax {
 namespace {
 
-// Elements between the unit of memory, of so many, that row `index` begins in and its first element.
+// Elements between the unit of memory, of so many, that row `index` begins in and its first element. Of addresses no
+// more is known than within a vector: the first row is taken to begin in the last one of a unit, which leaves most out.
 int phase_of(const Problem& problem, const Plan& plan, std::int64_t index, int unit) {
   const Axis rows = rows_in_order(problem, plan);
-  std::int64_t offset = problem.misalignment[kSource] / size_of(problem.source);
+  std::int64_t offset = unit - plan.vector + problem.misalignment[kSource] / size_of(problem.source);
   for (int group = rows.rank - 1; group >= 0; --group) {
     offset += index % rows.groups[group].size * rows.groups[group].stride[kSource];
     index /= rows.groups[group].size;

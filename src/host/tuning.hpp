@@ -869,8 +869,8 @@ inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster
 // the time, 1.2 at most, for 1210 with masks 0.74, 1.0).
 inline constexpr Array kSpreadColumnsHeld{4, 8, 12, 16};
 inline constexpr int kSpreadColumnsBlock = 256;
-// Of columns that clusters could hold, blocks meet where they read at least such a part of L2 (an H200 takes for 9 x
-// 9993 x 33 of float32, held, 14.6 us, 20.0), and, backward, keep at least such a part of it.
+// Of columns that clusters could hold, blocks meet where they read at least as much as such a part of L2 (an H200 takes
+// for 9 x 9993 x 33 of float32, held, 14.6 us, 20.0), and, backward, keep such a part of what they read.
 inline constexpr int kMetL2Part = 4;
 inline constexpr double kMetBackwardKept = 0.6;
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
@@ -1187,9 +1187,6 @@ inline constexpr int kStridedVectorsIdle = 4;  // of so many threads one may idl
 // but not those of one slab, who take turns in it (300 problems whose dim finds no room on chip: 0.87 of the time of
 // one wave of segments of 128 to 512 bytes; with others of half to twice their size 0.87 to 0.90).
 inline constexpr int kStridedVectorsOtherBytes = 96 << 10;
-// What begins within sectors may be folded so that segments do not, the widest, where those of one wave have room for
-// all (1 x 40000 x 1026 of 16 bits takes an H200 68 us, 82; 1 x 23302 x 1002 of float32, backward, 122, 144; 80
-// problems drawn at random 0.97 of the time, 1.05 at most).
 constexpr double strided_meeting_factor(int source_bytes, Direction direction, bool folds, bool one_slab) {
   if (folds) return source_bytes == 2 && direction == Direction::forward ? 1.1 : 1.2;
   return one_slab ? 1 : 1.1;

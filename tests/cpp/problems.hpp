@@ -82,20 +82,20 @@ inline Ints contiguous(const Ints& sizes) {
 
 class Tensor {
  public:
-  // Begins `offset` elements past an aligned address. Elements without a dtype are bytes.
+  // Begins `offset` elements past a line of memory. Elements without a dtype are bytes.
   Tensor(Ints sizes_, Ints strides_, std::optional<DType> dtype_, std::int64_t offset)
       : sizes(std::move(sizes_)), strides(std::move(strides_)), dtype(dtype_) {
     std::int64_t elements_spanned = 1;
     for (std::size_t d = 0; d < sizes.size(); ++d) elements_spanned += (sizes[d] - 1) * strides[d];
     begin_ = kMargin + static_cast<std::size_t>(offset) * width();
     end_ = begin_ + static_cast<std::size_t>(elements_spanned) * width();
-    memory_ = std::make_unique<unsigned char[]>(end_ + kMargin);
-    std::memset(memory_.get(), kUntouched, end_ + kMargin);
-    ASAN_POISON_MEMORY_REGION(memory_.get(), begin_);
-    ASAN_POISON_MEMORY_REGION(memory_.get() + end_, kMargin);
+    lines_ = std::make_unique<Line[]>((end_ + kMargin) / sizeof(Line) + 1);
+    std::memset(memory(), kUntouched, end_ + kMargin);
+    ASAN_POISON_MEMORY_REGION(memory(), begin_);
+    ASAN_POISON_MEMORY_REGION(memory() + end_, kMargin);
   }
 
-  void* data() const { return memory_.get() + begin_; }
+  void* data() const { return memory() + begin_; }
   TensorView view() const {
     return {data(), dtype.value_or(DType::float32), static_cast<int>(sizes.size()), sizes.data(), strides.data()};
   }
@@ -130,9 +130,9 @@ class Tensor {
 
   // Whether nothing but elements was written. Overwrites them.
   bool gaps_untouched() {
-    ASAN_UNPOISON_MEMORY_REGION(memory_.get(), end_ + kMargin);
+    ASAN_UNPOISON_MEMORY_REGION(memory(), end_ + kMargin);
     for (std::int64_t i = 0; i < elements(); ++i) std::memset(at(i), kUntouched, width());
-    return std::all_of(memory_.get(), memory_.get() + end_ + kMargin, [](int byte) { return byte == kUntouched; });
+    return std::all_of(memory(), memory() + end_ + kMargin, [](int byte) { return byte == kUntouched; });
   }
 
   const Ints sizes, strides;
@@ -142,10 +142,15 @@ class Tensor {
   static constexpr unsigned char kUntouched = 0xa5;
   static constexpr std::size_t kMargin = 512;  // bytes; more than a vector
 
+  struct alignas(128) Line {
+    unsigned char bytes[128];
+  };
+
+  unsigned char* memory() const { return lines_[0].bytes; }
   std::size_t width() const { return dtype ? static_cast<std::size_t>(size_of(*dtype)) : 1; }
 
   std::size_t begin_, end_;
-  std::unique_ptr<unsigned char[]> memory_;
+  std::unique_ptr<Line[]> lines_;
 };
 
 // Of a shape that broadcasts against `sizes`, in one of many layouts.
