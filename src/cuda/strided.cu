@@ -239,13 +239,10 @@ class Columns {
 
  private:
   // The slab at `first`, which is moved to the unit that it begins in; these columns are `column` beyond that. Operands
-  // begin alike within vectors, but not within sectors: there it is results that matter, which are slow to write in
-  // parts.
+  // begin alike within vectors; within sectors it is the source that counts, so that bits are the same in place.
   __device__ __forceinline__ void fold(OffsetsOf& first, Index column) {
-    auto number = reinterpret_cast<std::uintptr_t>(arguments_.source + first.at[kSource]) / sizeof(Source);
-    if constexpr (sizeof(Result) == sizeof(Source))
-      number = reinterpret_cast<std::uintptr_t>(arguments_.result + first.at[kResult]) / sizeof(Result);
-    const int misaligned = static_cast<int>(number) & (arguments_.folded.unit - 1);
+    const auto address = reinterpret_cast<std::uintptr_t>(arguments_.source + first.at[kSource]);
+    const int misaligned = static_cast<int>(address / sizeof(Source)) & (arguments_.folded.unit - 1);
     first.at[kSource] -= misaligned;
     first.at[kResult] -= misaligned;
     if constexpr (kIsBackward<Operation>) first.at[kGrad] -= misaligned;
