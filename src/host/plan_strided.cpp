@@ -223,47 +223,51 @@ double cost_of_reading_twice(const Problem& problem, const Device& device, const
   return static_cast<double>(waves) * (moved + states + launches * tuning::kStridedVectorsOtherBytes);
 }
 
+// A state of each column, as they are folded; bytes.
+std::int64_t states_bytes_of_columns(const Problem& problem, const Fold& fold) {
+  return problem.outer.size * fold.columns * state_bytes(problem);
+}
+
+// Whether columns that are read twice may be folded as the plan has it, so that splits find room to tell their states.
+bool may_fold(const Problem& problem, const Plan& plan) {
+  if (!tuning::online_may_fold(size_of(problem.source), problem.fused.any) || !slabs_may_fold(problem, plan.vector))
+    return false;
+  const Fold fold = fold_of(problem, plan);
+  return problem.dim.size >= fold.elements && states_bytes_of_columns(problem, fold) <= tuning::kWorkspaceBytes;
+}
+
 // Of columns that are read twice: blocks of `run` threads for `own` vectors, some of which may idle, times others along
 // dim; `splits` blocks share the columns of a tile, and tell each other states where it `tells`.
 void share_columns(Plan& plan, const Problem& problem, std::int64_t own, std::int64_t run, std::int64_t along,
                    std::int64_t splits, bool tells) {
-  const std::int64_t columns = problem.outer.size * fold_of(problem, plan).columns;
+  const Fold fold = fold_of(problem, plan);
   plan.passes = 2;
   plan.run = static_cast<int>(run);
   plan.threads_per_row = static_cast<int>(along);
   plan.rows_per_block = static_cast<int>(own * plan.vector);
   plan.block = static_cast<int>(run * along);
   plan.splits = splits;
-  plan.grid = divide_up(columns, plan.rows_per_block) * splits;
+  plan.grid = divide_up(problem.outer.size * fold.columns, plan.rows_per_block) * splits;
   plan.shared_bytes = states_bytes_of_teams(problem, plan);
-  plan.workspace_bytes = tells ? columns * splits * state_bytes(problem) : 0;
+  plan.workspace_bytes = tells ? splits * states_bytes_of_columns(problem, fold) : 0;
 }
 
 // Vectors of columns that are read twice, of which nothing is fused. Neighbouring threads share a segment of memory, or
 // all columns of a slab, which then is read as a run of memory; blocks share columns, as many as take the least.
 Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan plan) {
   const int bytes = size_of(problem.source);
-  Fold fold;
-  std::int64_t strip = 0, all = 0;  // in vectors
-  std::int64_t states = 0;          // in bytes
-  const auto fold_now = [&] {
-    fold = fold_of(problem, plan);
-    strip = fold.columns / plan.vector, all = problem.outer.size * strip;
-    states = all * plan.vector * state_bytes(problem);
-    plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, false, fold.folds);
-  };
-  fold_now();
-
   Plan best;
   double least = std::numeric_limits<double>::infinity();
   const auto consider = [&](const Plan& candidate) {
     const double cost = cost_of_reading_twice(problem, device, candidate);
     if (cost < least) best = candidate, least = cost;
   };
-  const auto share = [&](std::int64_t own, std::int64_t run, std::int64_t along, int most_waves) {
-    const std::int64_t tiles = divide_up(all, own), steps = divide_up(fold.dim, along * plan.items);
-    const std::int64_t most =
-        std::min(divide_up(steps, tuning::kStridedVectorsMinSteps), tuning::kWorkspaceBytes / states);
+  const auto share = [&](const Fold& fold, std::int64_t own, std::int64_t run, std::int64_t along, int most_waves) {
+    plan.items = tuning::strided_online_items(plan.vector, bytes, problem.direction, false, fold.folds);
+    const std::int64_t strip = fold.columns / plan.vector, tiles = divide_up(problem.outer.size * strip, own);
+    const std::int64_t steps = divide_up(fold.dim, along * plan.items);
+    const std::int64_t most = std::min(divide_up(steps, tuning::kStridedVectorsMinSteps),
+                                       tuning::kWorkspaceBytes / states_bytes_of_columns(problem, fold));
     const bool alone = !fold.folds || own == strip;  // a block has all copies of its columns
     std::int64_t last = 0;
     for (int waves = 1; waves <= most_waves; ++waves) {
@@ -278,15 +282,17 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
       if (meeting.meets) consider(meeting);
     }
   };
+  const Fold fold = fold_of(problem, plan);
+  const std::int64_t strip = fold.columns / plan.vector;
   const auto share_by = [&](int threads) {
     for (std::int64_t own = tuning::kStridedVectorsMostRun; own * plan.vector * bytes >= tuning::kLineBytes; own /= 2)
-      if (own < strip) share(own, own, threads / own, tuning::kStridedVectorsWaves);
+      if (own < strip) share(fold, own, own, threads / own, tuning::kStridedVectorsWaves);
     // a slab, by as many threads along dim as find room in whole warps
     for (std::int64_t along = threads / strip; along > 0; --along) {
       const std::int64_t unit = kWarp / std::gcd(along, std::int64_t{kWarp}), run = divide_up(strip, unit) * unit;
       if (run * along > threads) continue;
       if (tuning::kStridedVectorsIdle * (threads - run * along) <= threads)
-        share(strip, run, along, tuning::kStridedVectorsWaves);
+        share(fold, strip, run, along, tuning::kStridedVectorsWaves);
       break;
     }
   };
@@ -296,14 +302,14 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
   // Segments that begin within sectors may be folded to begin on them, the widest, where those of one wave have room
   // for all (1 x 40000 x 1026 of 16 bits takes an H200 68 us, 82; 1 x 23302 x 1002 of float32, backward, 122, 144; 80
   // problems drawn at random 0.97 of the time, 1.05 at most).
-  if (!begin_within_sectors(problem) || problem.source != problem.result || !tuning::online_may_fold(bytes, false) ||
-      !slabs_may_fold(problem, plan.vector))
-    return best;
-  plan.sectors = true, fold_now();
+  plan.sectors = true;
   const std::int64_t own = tuning::kStridedVectorsMostRun;
-  if (states <= tuning::kWorkspaceBytes && problem.dim.size >= fold.elements && own < strip &&
-      divide_up(all, own) <= device.multiprocessors)
-    share(own, own, tuning::kStridedVectorsThreads / own, 1);
+  if (begin_within_sectors(problem) && problem.source == problem.result && may_fold(problem, plan)) {
+    const Fold on_sectors = fold_of(problem, plan);
+    const std::int64_t all = problem.outer.size * on_sectors.columns / plan.vector;
+    if (own * plan.vector < on_sectors.columns && divide_up(all, own) <= device.multiprocessors)
+      share(on_sectors, own, own, tuning::kStridedVectorsThreads / own, 1);
+  }
   return best;
 }
 
@@ -367,10 +373,7 @@ int vector_read_twice(const Problem& problem, const Device& device) {
   Plan plan;
   plan.vector = tuning::strided_vector(bytes, problem.fused.any);
   if (columns_are_vectors(problem, plan.vector)) return plan.vector;
-  const bool folds =
-      tuning::online_may_fold(bytes, problem.fused.any) && slabs_may_fold(problem, plan.vector) &&
-      problem.outer.size * fold_of(problem, plan).columns * state_bytes(problem) <= tuning::kWorkspaceBytes;
-  return folds ? plan.vector : 1;
+  return may_fold(problem, plan) ? plan.vector : 1;
 }
 
 bool reads_much(const Problem& problem, const Device& device, int l2_part) {
