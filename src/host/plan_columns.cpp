@@ -131,14 +131,16 @@ std::optional<Plan> few_columns_plan(const Problem& problem, const Device& devic
   plan.run = static_cast<int>(std::min<std::int64_t>(tuning::kFewColumnsRun, power_of_two_from(columns)));
   const std::int64_t lanes = kWarp / plan.run, operands = sources_of(problem);
   const std::int64_t rather = divide_up(dim, tuning::kFewColumnsHeld / operands);
-  std::int64_t along = power_of_two_from(rather), most = tuning::few_columns_most_held(architecture.max_cluster);
-  if (along > lanes) along = dim <= lanes * tuning::kFewColumnsOfWarp ? lanes : divide_up(rather, lanes) * lanes;
+  std::int64_t along = power_of_two_from(rather),
+               most = tuning::few_columns_most_held(architecture.max_cluster, problem.direction);
+  if (along > lanes)
+    along = dim <= lanes * tuning::few_columns_of_warp(problem.direction) ? lanes : divide_up(rather, lanes) * lanes;
   along = std::min<std::int64_t>(along, tuning::kFewColumnsThreads / plan.run);
   const std::int64_t room = std::int64_t{tuning::kFewColumnsThreads} * device.multiprocessors;
   if (columns * along > room) {
     along = std::min(along, lanes);
     while (along > 1 && columns * along > room) along /= 2;
-    most = tuning::more_columns_most_held(problem.direction);
+    most = tuning::kMoreColumnsMostHeld;
   }
   if (columns * along > room || divide_up(dim, along) * operands > most) return {};
   const std::int64_t width = plan.run * std::max<std::int64_t>(1, tuning::kColumnsBlock / (plan.run * along));
@@ -193,8 +195,8 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
         (words || singles) && run < kSectorWords && run * power_of_two_from(along) <= tuning::kColumnsWholeBlock;
     if (short_strips || (run < kWarp && std::has_single_bit(static_cast<std::uint64_t>(run))))
       along = power_of_two_from(along);
-    while (cluster == 1 && vectors_held && 2 * run * along <= tuning::columns_block(bytes) &&
-           divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), bytes, problem.direction))
+    while (cluster == 1 && vectors_held && 2 * run * along <= tuning::kColumnsBlock &&
+           divide_up(rows, along) > tuning::columns_rather_held(static_cast<int>(run), problem.direction))
       along *= 2;
     while (cluster == 1 && words && run * along < kSectorWords &&
            divide_up(rows, along) > tuning::column_words_rather_held(static_cast<int>(run)))
@@ -225,7 +227,7 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
   };
 
   // Whole strips, whose threads read neighbouring elements of dim as one run of memory, over the fewest blocks; short
-  // ones over as many as take the least. Of small strips a block has as many as leave the fewest threads idle.
+  // ones over as many as take the least. Of small strips a block has several.
   const auto whole_by = [&](const tuning::ColumnsKernel& kernel) {
     hold(kernel);
     for (const int largest : {std::min(most_threads, tuning::kColumnsWholeBlock), most_threads})
@@ -233,9 +235,7 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
         along = threads_for(strip, plan.cluster);
         const std::int64_t one = strip * along, room = plan.cluster == 1 ? problem.outer.size : 1;
         if (one > largest) continue;
-        std::int64_t strips = std::clamp<std::int64_t>(tuning::kColumnsBlock / one, 1, room);
-        for (std::int64_t more = strips + 1; more <= room && more * one <= 2 * tuning::kColumnsBlock; ++more)
-          if (more * whole_warps(strips * one) > strips * whole_warps(more * one)) strips = more;
+        const std::int64_t strips = std::clamp<std::int64_t>(tuning::kColumnsBlock / one, 1, room);
         plan.run = static_cast<int>(strip);
         if (plan.cluster > 1 && strip <= tuning::kColumnsShortStrip) {
           share(plan.cluster);
@@ -272,7 +272,6 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
   const auto fits = [&](const tuning::ColumnsShape& shape, int most_cluster) {
     plan.run =
         static_cast<int>(std::min<std::int64_t>(shape.segment / (plan.vector * bytes), power_of_two_from(strip)));
-    if (shape.rather_shorter && divide_up(vectors, plan.run) < device.multiprocessors) return false;
     const int most_blocks = std::min(shape.most_cluster, most_cluster);
     for (int fewest = shape.least_cluster; fewest <= most_blocks; ++fewest) {
       share(fewest);
@@ -287,7 +286,8 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
   const auto parts = [&] {
     const bool overlaps = tiles_may_overlap(problem, plan);  // also in place, where bits are to be the same
     const auto rather_twice = [&](const tuning::ColumnsShape& shape) {
-      return tuning::columns_rather_read_twice(vector * bytes, bytes, problem.direction, overlaps, shape) &&
+      return tuning::columns_rather_read_twice(vector * bytes, size_of(problem.result), problem.direction, overlaps,
+                                               shape) &&
              !problem.fused.any && vector_read_twice(problem, device) > 1 &&
              reads_much(problem, device, tuning::kColumnsTwiceL2Part);
     };
@@ -302,13 +302,10 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
       if (!vectors_held || many_threads ||
           !tuning::columns_rather_fewer(bytes, size_of(problem.result), problem.direction, problem.fused.any))
         return true;
-      // segments whose sectors are written in parts are to be no shorter for it, nor clusters larger for many waves
+      // segments whose sectors are written in parts are to be no shorter for it
       const int half_line = tuning::kLineBytes / 2, segment = plan.run * vector * bytes;
-      const std::int64_t wave = std::int64_t{largest_kernel.max_block} * largest_kernel.blocks * device.multiprocessors;
-      const bool many_waves = vectors * along * plan.cluster > tuning::kColumnsFewWaves * wave;
       return fit(tuning::kColumnsKernels[tuning::kSmallerKernel],
-                 begin_within_sectors(problem) ? std::max(segment, half_line) : half_line,
-                 many_waves ? plan.cluster : architecture.max_cluster) ||
+                 begin_within_sectors(problem) ? std::max(segment, half_line) : half_line, architecture.max_cluster) ||
              fit(largest_kernel, 0, architecture.max_cluster);
     };
     if (!(many_threads    ? any_fits(many_threads_shapes)
@@ -322,18 +319,12 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
         begin_within_sectors(problem))
       return false;
     const int least = tuning::kColumnsBlock * (shifted ? 2 : 1);  // threads
-    const auto width_now = [&] { return plan.run * std::max<std::int64_t>(1, least / (along * plan.run)); };
-    const auto few = [&] { return divide_up(vectors, width_now()) * plan.cluster < device.multiprocessors; };
-    const int least_rows = std::max(tuning::kColumnsMinRows, plan.vector * largest_kernel.vectors);
-    while (few() && 2 * plan.cluster <= architecture.max_cluster && dim >= 2 * plan.cluster * least_rows)
-      share(2 * plan.cluster);
-    while (few() && 2 * plan.run * along <= kWarp && 2 * along <= divide_up(dim, plan.cluster)) along *= 2;
-    width = width_now();
+    width = plan.run * std::max<std::int64_t>(1, least / (along * plan.run));
     return true;
   };
   const int least_strip =
-      vectors_held || singles ? tuning::kColumnsMinStrip : tuning::column_words_min_strip(bytes, false);
-  if (shifted && strip * vector * bytes <= tuning::column_words_min_strip(bytes, true)) {
+      vectors_held || singles ? tuning::kColumnsMinStrip : tuning::column_words_min_strip(problem.direction, false);
+  if (shifted && strip * vector * bytes <= tuning::column_words_min_strip(problem.direction, true)) {
     if (strip < kWarp || !whole()) return {};
   } else if (shifted && problem.in_place) {
     return {};
@@ -360,7 +351,6 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
   if (!plan || columns_grid_apart(problem, *plan) >= device.multiprocessors) return plan;
   const bool stays = problem.direction == Direction::backward && plan->cluster == 1 && !holds_vectors(problem, *plan);
   for (const int most_held : tuning::kSpreadColumnsHeld) {
-    if (2 * plan->items < 3 * most_held) break;
     const auto spread = up_to(most_held);
     if (spread && spread->block <= tuning::kSpreadColumnsBlock && !(stays && spread->cluster > 1) &&
         columns_grid_apart(problem, *spread) <= device.multiprocessors)
@@ -370,14 +360,13 @@ std::optional<Plan> held_columns(const Problem& problem, const Device& device, c
 }
 
 // Whether columns that are held so take no more than they do otherwise, which costs so many times what
-// tuning::columns_cost() has; by far less, if that is done in few waves.
+// tuning::columns_cost() has.
 bool takes_less(const Problem& problem, const Device& device, const Plan& plan, const Plan& otherwise,
                 double other_cost = 1) {
   const auto cost_of = [&](const Plan& plan) {
     return cost_of_columns(problem, device, plan, columns_layout(problem, plan).kernel, plan.grid / plan.cluster);
   };
-  const auto [waves, cost] = cost_of(otherwise);
-  return cost_of(plan).cost <= (waves < tuning::kColumnsFewestWaves ? tuning::kColumnsByFar : other_cost) * cost;
+  return cost_of(plan).cost <= other_cost * cost_of(otherwise).cost;
 }
 
 // Whether vectors of 16-bit columns would leave sectors of which others write a part. Tiles of halves overlap.
@@ -405,11 +394,10 @@ std::optional<Plan> by_many_threads(const Problem& problem, const Device& device
   const auto of = [&](std::span<const tuning::ColumnsShape> shapes) {
     return held_columns(problem, device, architecture, tuning::kManyThreadsColumns, shapes);
   };
-  std::optional<Plan> plan;
-  if (!vectors_write_parts(problem)) {
-    plan = bytes == 2 ? of(tuning::kManyThreadsHalvesShapes) : of(tuning::kManyThreadsShapes);
-  } else if (problem.dim.size >= tuning::kHalvesMinDim) {
-    plan = of(tuning::kManyThreadsOverlappingShapes);
+  auto plan = vectors_write_parts(problem) ? of(tuning::kManyThreadsOverlappingShapes)
+              : bytes == 2                 ? of(tuning::kManyThreadsHalvesShapes)
+                                           : of(tuning::kManyThreadsShapes);
+  if (vectors_write_parts(problem) && problem.direction == Direction::backward) {
     const auto longer = of(tuning::kColumnWordsShapes);
     if (!plan || (longer && takes_less(problem, device, *longer, *plan))) plan = longer;
   }
@@ -436,7 +424,7 @@ std::optional<Plan> rather_shared(const Problem& problem, const Device& device,
   const double waves =
       cost_of_columns(problem, device, *sharing, tuning::kSharingHalvesKernel, sharing->grid / sharing->cluster).waves;
   const bool rather = segment >= segment_otherwise &&
-                      waves > tuning::kColumnsFewestWaves * (merely_fewer_blocks ? 2 : 1) &&
+                      waves > tuning::kColumnsSharingWaves * (merely_fewer_blocks ? 4 : 1) &&
                       tuning::share_multiprocessor(blocks, sharing->shared_bytes, device.shared_bytes_per_block);
   return rather ? sharing : std::nullopt;
 }
@@ -448,47 +436,17 @@ bool suits_many_threads(const Problem& problem, const Device& device, const Plan
          takes_less(problem, device, many, few, vectors_write_parts(problem) ? tuning::kColumnsInPartsCost : 1);
 }
 
-// Whether folded columns are held at less cost than as words, forward: a vector takes one instruction where words take
-// four, but has several columns' states to combine, and its clusters, which have whole strips, may be larger. Of few
-// columns the time is latency, which grows with what a thread has.
-bool folds_cheaper(const Problem& problem, const Device& device, const Plan& folded, const Plan& words) {
-  const int states = folded.threads_per_row * columns_layout(problem, folded).fold.elements;
-  // those of short strips may be more than they must, a power of two, which spares them time
-  const std::int64_t fewest = divide_up(problem.dim.size, tuning::kColumnWordsKernels[tuning::kWordsKernel].vectors);
-  const std::int64_t threads = std::has_single_bit(static_cast<std::uint64_t>(fewest)) ? words.threads_per_row : fewest;
-  return problem.direction == Direction::forward && folded.grid >= device.multiprocessors &&
-         folded.cluster <= words.cluster && states < tuning::kColumnsFoldedStates * threads;
-}
-
-// Whether threads hold more of folded columns than they rather would, and leave multiprocessors idle for it.
-bool folds_too_much(const Problem& problem, const Device& device, const Plan& plan) {
-  return problem.direction == Direction::backward && fold_of(problem, plan).folds &&
-         plan.items * sources_of(problem) > tuning::kColumnsKernels[tuning::kFoldedKernel].vectors &&
-         plan.grid < device.multiprocessors;
-}
-
-// The same where words would be shifted in every other row: if the strip is short, a vector spares them that, too.
-bool folds_rather_than_shifts(const Problem& problem, const Plan& folded, const Plan& words) {
-  return strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) &&
-         folded.cluster <= words.cluster;
-}
-
 // Whether kernels know where such columns are: each axis is one group, but for masks and biases.
 bool columns_may_be_held(const Problem& problem) {
   return !problem.fused.causal && outer_is_one_group(problem) && problem.inner.rank == 1;
 }
 
-// Whether threads rather have single 16-bit columns than words that are shifted, where they can be.
-bool suits_singles(const Problem& problem) {
-  return problem.direction == Direction::forward || problem.dim.size <= tuning::kColumnSinglesBackwardDim ||
-         strip_of(problem) * size_of(problem.source) <= tuning::column_words_min_strip(2, true) || problem.in_place;
-}
-
-// And than anything else that threads could have: where each has all of dim, or they are few.
+// Whether threads rather have single 16-bit columns than anything else that they could have: where each has all of dim,
+// or they are few.
 bool rather_singles(const Problem& problem, const Device& device) {
   const int held = tuning::kColumnSinglesKernels[tuning::kSharedSinglesKernel - 1].vectors / sources_of(problem);
   const std::int64_t strip = problem.inner.size, dim = problem.dim.size;
-  return dim <= held || tuning::rather_single_columns(problem.direction, strip, dim) ||
+  return dim <= held || tuning::rather_single_columns(strip, dim) ||
          problem.outer.size * strip * dim <=
              device.multiprocessors * tuning::column_singles_most(size_of(problem.result), problem.direction);
 }
@@ -502,10 +460,9 @@ std::int64_t single_halves_threads(const Problem& problem, const Rows& rows, con
   return few && held && wide && !rows.alike ? tuning::kSingleElementsBlock : 0;
 }
 // and such of 32 bits that would be staged for longer.
-std::int64_t single_words_threads(const Problem& problem, const Rows& rows, const Device& device) {
-  const bool few = rows.count <= std::int64_t{tuning::kSingleWordsRows} * device.multiprocessors;
-  const bool wide = rows.dim >= tuning::single_words_least_dim(problem.direction);
-  if (!wide || rows.dim >= 1 << tuning::kWarpMaxLog2Dim || (problem.direction == Direction::forward && !few)) return 0;
+std::int64_t single_words_threads(const Problem& problem, const Rows& rows) {
+  if (rows.dim < tuning::single_words_least_dim(problem.direction) || rows.dim >= 1 << tuning::kWarpMaxLog2Dim)
+    return 0;
   const std::int64_t held = rows.dim * sources_of(problem);
   return std::max<std::int64_t>(kWarp, power_of_two_from(divide_up(held, tuning::kSingleWordsHeld)));
 }
@@ -520,7 +477,7 @@ ColumnsCost cost_of_columns(const Problem& problem, const Device& device, const 
   const double waves =
       static_cast<double>(tiles) / tuning::clusters_at_once(device.multiprocessors, plan.cluster, blocks);
   const int held = plan.items * kernel.turns * sources_of(problem) * bytes;
-  return {waves, tuning::columns_cost(waves, held, tuning::has_many_threads(bytes, number))};
+  return {waves, tuning::columns_cost(waves, held)};
 }
 
 std::int64_t columns_grid_apart(const Problem& problem, const Plan& plan) {
@@ -590,38 +547,30 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     vectors = vectors_of(problem);
   }
   if (vectors || are_vectors) return vectors;
-  // Folded, as vectors, or halves of them; where words could be held as well, only if they would take less, which
-  // halves may where vectors do not: an H200 took for 46 such problems 0.88 of the time, 1.04 at most. Where halves
-  // would be better than vectors, but not than words, words are (73 problems took 1.14 as vectors). Else there are only
-  // tiles, or to read twice: halves took half of the time, of all four such problems drawn at random.
-  const auto folded_rather_than = [&](const std::optional<Plan>& words, const auto& take_less) -> std::optional<Plan> {
+  // Folded, as vectors, or halves of them, which may be held where vectors may not (half of the time of tiles); where
+  // words that are shifted in every other row could be held as well, only if strips are short: a vector takes one
+  // instruction where words take four, but has several columns' states to combine.
+  const auto folded_rather_than = [&](const std::optional<Plan>& words) -> std::optional<Plan> {
+    if (words && strip_of(problem) * bytes > tuning::column_words_min_strip(problem.direction, true)) return words;
     constexpr int kHalf = tuning::kManyThreadsColumns;
-    auto folds = slabs_may_fold(problem, vector) ? of(vector) : std::nullopt;
+    const auto folds = slabs_may_fold(problem, vector) ? of(vector) : std::nullopt;
     // rather than words, only where vectors could be held, too: else dims are short, or slabs do not begin alike
     const bool may_be_halves = (folds || !words) && bytes == 2 && problem.source == problem.result &&
                                !columns_are_vectors(problem, kHalf) && slabs_may_fold(problem, kHalf);
     const auto halves = may_be_halves ? of(kHalf) : std::nullopt;
-    if (folds && folds_too_much(problem, device, *folds)) folds.reset();
-    const auto suits = [&](const auto& folded) { return folded && (!words || take_less(*folded, *words)); };
     const bool rather_halves =
         folds && halves && tuning::folds_halves(problem.direction, halves->cluster, folds->cluster);
-    if (suits(folds) && !rather_halves) return folds;
-    return suits(halves) ? halves : words;
+    if (folds && !rather_halves) return folds;
+    return halves ? halves : words;
   };
   if (columns_are_vectors(problem, word)) {
     const auto words = of(word);
-    const bool parts = strip_of(problem) * bytes >= tuning::column_words_min_strip(bytes, false);
-    if (words && parts) return words;
-    return folded_rather_than(
-        words, [&](const Plan& folded, const Plan& words) { return folds_cheaper(problem, device, folded, words); });
+    return words ? words : folded_rather_than({});
   }
   if (problem.fused.any) return single_columns_plan(problem, device, architecture);
-  const bool shifts = words_may_shift(problem);
-  if ((!shifts || suits_singles(problem)) && rather_singles(problem, device))
+  if (rather_singles(problem, device))
     if (const auto singles = single_columns_plan(problem, device, architecture)) return singles;
-  return folded_rather_than(shifts ? of(word) : std::nullopt, [&](const Plan& folded, const Plan& words) {
-    return folds_rather_than_shifts(problem, folded, words);
-  });
+  return folded_rather_than(words_may_shift(problem) ? of(word) : std::nullopt);
 }
 
 std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& rows, const Device& device) {
@@ -629,7 +578,7 @@ std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& row
       problem.outer.rank > 1 || rows.count > std::numeric_limits<int>::max() / 2 || !columns_are_vectors(problem, 1))
     return {};
   const int bytes = size_of(problem.source);
-  const std::int64_t along = bytes == 4   ? single_words_threads(problem, rows, device)
+  const std::int64_t along = bytes == 4   ? single_words_threads(problem, rows)
                              : bytes == 2 ? single_halves_threads(problem, rows, device)
                                           : 0;
   if (along == 0) return {};

@@ -421,9 +421,7 @@ Offer offer_block(const Problem& problem, const Rows& rows, const Device& device
     return {{}, "rows held by a block need compute capability 8.0"};
   int vectors = vectors_under_way(problem, rows, device);
   if (vectors == 0) {
-    // rows that begin anywhere cost each thread instructions, so that fewer threads should have more of them
-    const bool most = rows.ragged() || threads_for(rows, rows.held) > most_threads;
-    vectors = most ? rows.most_held : rows.held;
+    vectors = threads_for(rows, rows.held) > most_threads ? rows.most_held : rows.held;
     const std::int64_t threads = threads_for(rows, vectors);
     if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
     if (tuning::thins_blocks(size_of(problem.source), problem.direction, problem.fused.any) &&
@@ -437,7 +435,8 @@ std::optional<Plan> few_rows_plan(const Problem& problem, const Rows& rows, cons
   const int bytes = size_of(problem.source);
   const bool fused = problem.fused.any;
   if (device.compute_capability < tuning::kAllKernelsFrom || !rows.alike || bytes == 8 ||
-      rows.dim < tuning::kFewRowsLeastDim || rows.dim > tuning::kFewRowsMostDim ||
+      rows.dim < tuning::kFewRowsLeastDim ||
+      rows.dim * std::max(bytes, size_of(problem.result)) > tuning::kFewRowsMostBytes ||
       (fused && !tuning::few_rows_fuse(bytes, problem.direction, rows.ragged(), rows.dim)))
     return {};
   const bool warp_takes = takes_whole_vectors_of_warp(rows);
@@ -447,7 +446,8 @@ std::optional<Plan> few_rows_plan(const Problem& problem, const Rows& rows, cons
   const std::int64_t most =
       std::min<std::int64_t>(finer ? std::max<std::int64_t>(usual, tuning::kFewRowsFinerVectors) : usual, rows.held);
   for (std::int64_t vectors = divide_up(rows.vectors, tuning::kFewRowsBlock); vectors <= most; ++vectors)
-    if (rows_each * threads_for(rows, vectors) <= tuning::few_rows_threads(warp_takes, finer && vectors > 1))
+    if (rows_each * threads_for(rows, vectors) <=
+        tuning::few_rows_threads(problem.direction, warp_takes, finer && vectors > 1))
       return block_plan(rows, vectors, "few rows, which the registers of a block hold");
   return {};
 }
@@ -463,7 +463,7 @@ std::optional<Plan> rather_block_plan(const Problem& problem, const Rows& rows, 
       vectors = problem.fused.any ? rows.most_held : tuning::kGradientVectors;
   } else if (rows.ragged() && rows.fits_warp &&
              tuning::rather_ragged_blocks(size_of(problem.source), problem.fused.any, rows.vectors, rows_each)) {
-    vectors = tuning::kRaggedVectors;
+    vectors = tuning::kRaggedVectors / sources_of(problem);
   }
   if (vectors == 0) return {};
   return block_plan(rows, vectors, "rows that a warp could hold: the registers of a block do, as more of them overlap");
@@ -505,9 +505,6 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
       if (const auto gradients = cluster_gradients_plan(problem, rows, device, architecture)) return {gradients};
     if (const auto shared = sharing_clusters_plan(problem, rows, device, architecture, cluster, threads))
       return {shared};
-    if (tuning::rather_half_a_gpc(size_of(problem.source), cluster) &&
-        threads_for(rows, std::int64_t{tuning::kGpc / 2} * (rows.most_cluster - 2)) <= threads)
-      cluster = tuning::kGpc / 2;
     // as many threads as find room where these do
     for (int vectors = rows.most_cluster - 1; vectors > 0; --vectors) {
       const std::int64_t more = threads_for(rows, cluster * vectors);

@@ -56,22 +56,7 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
       return;
     }
   };
-  // unaligned narrow strips go whole, as runs of memory, to as many blocks as dim needs
-  const bool whole = slabs_are_runs(problem) && strip * bytes <= tuning::kTileSlabStripBytes &&
-                     alignment_of(problem, strip) < tuning::kVectorBytes;
-  if (whole && column * strip > target) {
-    const std::int64_t blocks = std::int64_t{tuning::kTileGrid} / 2 * device.multiprocessors;
-    const auto bytes_of_block = [&] { return divide_up(dim, cluster) * strip * bytes * sources; };
-    const auto more = [&] {
-      return 2 * cluster <= architecture.max_cluster && dim >= 2 * cluster * tuning::kTileMinRows;
-    };
-    cluster = 1;
-    while (more() && bytes_of_block() > tuning::kTileSmallBytes) cluster *= 2;
-    while (more() && all_strips * cluster < blocks && bytes_of_block() >= 2 * tuning::kTileLeastBytes) cluster *= 2;
-    if (bytes_of_block() > most) cluster = 0;
-    width = strip;
-  }
-  if (cluster == 0) fit(most);
+  fit(most);
   if (cluster == 0) fit(std::min<std::int64_t>(tuning::kTileLastBytes, most_shared - tuning::kTileMeetingBytes));
   if (cluster == 0) return {};
   if (cluster == 1 && column * width < target) {
@@ -87,11 +72,9 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
     }
     // rather more blocks, as long as they are worth one
     const std::int64_t enough = std::int64_t{tuning::kTileGrid} * device.multiprocessors;
-    const bool resident = all_strips * strip * column <= tuning::kTileResidentBytes * device.multiprocessors;
-    const std::int64_t least = resident ? tuning::kTileFewBytes : tuning::kTileLeastBytes;
-    while (strips > 1 && strips * strip * column > least && divide_up(all_strips, strips) < enough)
+    while (strips > 1 && strips * strip * column > tuning::kTileLeastBytes && divide_up(all_strips, strips) < enough)
       strips = divide_up(strips, 2);
-    while (width < strip && width * bytes > tuning::kSectorBytes && width * column > least &&
+    while (width < strip && width * bytes > tuning::kSectorBytes && width * column > tuning::kTileLeastBytes &&
            all_strips * divide_up(strip, width) < enough)
       width = divide_up(width, 2);
   } else if (cluster == 1 && slabs_are_runs(problem) && column * strip <= most) {
@@ -166,17 +149,11 @@ std::optional<Plan> tile_plan(const Problem& problem, const Device& device, cons
   return plan;
 }
 
-// Whether whole strips are held as words that are shifted.
-bool shifts_strips(const Problem& problem, const Plan& plan) {
-  return words_shift(problem, plan) && plan.run == columns_layout(problem, plan).inner;
-}
-
 // Whether a tile takes longer. Not so, as far as is known, of float64 and of what is fused.
 bool rather_read_twice(const Problem& problem, const Device& device, const Plan& tile) {
   const int bytes = size_of(problem.source);
   if (tile.cluster < tuning::kTileRatherTwice || bytes == 8 || problem.fused.any) return false;
-  if (vector_read_twice(problem, device) > 1)
-    return reads_much(problem, device, tuning::tile_twice_l2_part(problem.direction));
+  if (vector_read_twice(problem, device) > 1) return reads_much(problem, device, tuning::kTileTwiceL2Part);
   const std::int64_t strip = strip_of(problem),
                      half_line = std::min<std::int64_t>(strip, tuning::kLineBytes / 2 / bytes);
   const std::int64_t rows = divide_up(problem.dim.size, tuning::kGpc / 2);
@@ -278,7 +255,8 @@ Plan vectors_read_twice_plan(const Problem& problem, const Device& device, Plan 
       consider(plan);
       if (!tells) continue;
       Plan meeting = plan;
-      let_meet(meeting, problem, device, divide_up(steps, splits), tuning::kMeetingL2Part, tuning::kStridedMeetingKept);
+      let_meet(meeting, problem, device, divide_up(steps, splits), tuning::kMeetingL2Part,
+               tuning::strided_meeting_kept(own == strip));
       if (meeting.meets) consider(meeting);
     }
   };
@@ -347,6 +325,7 @@ Plan read_twice_plan(const Problem& problem, const Device& device, std::string_v
 // clusters of eleven 35.0; backward 24 x 23198 x 18 of 16 bits 30.6, 37.7, but 73 x 2947 x 54 of float32 86.6, 60.7;
 // for 32 problems drawn at random 0.88 of the time, 1.13 at most).
 std::optional<Plan> rather_met(const Problem& problem, const Device& device, const Plan& held) {
+  if (problem.direction == Direction::backward && size_of(problem.source) > 2) return {};
   if (!reads_much(problem, device, tuning::kMetL2Part)) return {};
   if (held.cluster <= tuning::kGpc / 2 || held.block <= tuning::kColumnsWholeBlock || !holds_vectors(problem, held))
     return {};
@@ -354,10 +333,7 @@ std::optional<Plan> rather_met(const Problem& problem, const Device& device, con
   if (cost_of_columns(problem, device, held, columns_layout(problem, held).kernel, tiles).waves < 1) return {};
   const Plan twice = read_twice_plan(
       problem, device, "clusters as large as this dim takes are slow: online softmax over columns, then a second pass");
-  if (!twice.meets) return {};
-  const auto [steps, kept] = steps_read_twice(problem, twice, fold_of(problem, twice).dim);
-  const bool most = static_cast<double>(kept) >= tuning::kMetBackwardKept * static_cast<double>(steps);
-  return problem.direction == Direction::forward || most ? std::optional(twice) : std::nullopt;
+  return twice.meets ? std::optional(twice) : std::nullopt;
 }
 
 }  // namespace
@@ -400,16 +376,12 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     const auto held = columns_plan(problem, device, architecture);
     const auto met = held ? rather_met(problem, device, *held) : std::nullopt;
     if (met) return *met;
-    if (held && !(shifts_strips(problem, *held) && problem.direction == Direction::forward)) return *held;
+    if (held) return *held;
     const auto tile = tile_plan(problem, device, architecture);
-    const bool whole = tile && tile->cluster == 1 && tile->rows_per_block >= strip_of(problem);
-    if (held && !(whole && held->threads_per_row > tuning::kTileWordsThreads)) return *held;
     if (tile && !rather_read_twice(problem, device, *tile)) {
-      const bool short_dim = problem.dim.size <= tuning::kColumnSinglesNotTilesDim;
-      if (!held && !problem.fused.any &&
-          (short_dim || strided_tile(problem, *tile).copy == StridedTile::Copy::elements))
-        if (const auto singles = single_columns_plan(problem, device, architecture)) return *singles;
-      return *tile;
+      // such as slices of 16 bits, whose slabs begin elsewhere in results
+      const auto singles = problem.fused.any ? std::nullopt : single_columns_plan(problem, device, architecture);
+      return singles ? *singles : *tile;
     }
     if (!tiles_take_dim(problem))
       why = "several dimensions, and results of another type: online softmax over columns, then a second pass";

@@ -75,7 +75,7 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
 // Few rows, of which all are under way at once, are latency: what a thread has of one, one vector after the other. So
 // they go to blocks of up to so many threads. Of those of which something is fused, not gradients, unmeasured, nor
 // those of float32 that begin anywhere, unless too wide for a warp (330 x 923 with a mask: 3.5 us, so 4.3).
-inline constexpr int kFewRowsLeastDim = 385, kFewRowsMostDim = 4096, kFewRowsBlock = 256;
+inline constexpr int kFewRowsLeastDim = 321, kFewRowsMostBytes = 16 * 1024, kFewRowsBlock = 256;
 constexpr bool few_rows_fuse(int source_bytes, Direction direction, bool ragged, std::int64_t dim) {
   return direction == Direction::forward && (source_bytes == 2 || !ragged || dim > kMaxBlock);
 }
@@ -91,8 +91,8 @@ constexpr bool few_rows_finer(Direction direction, bool fused, bool warp_takes, 
   if (fused && warp_takes) return false;
   return (direction == Direction::forward || ragged) && vectors > (warp_takes ? 5 : 4) * 32;
 }
-constexpr int few_rows_threads(bool warp_takes, bool finer) {
-  return finer ? kMaxBlock : kMaxBlock / (warp_takes ? 4 : 2);
+constexpr int few_rows_threads(Direction direction, bool warp_takes, bool finer) {
+  return finer ? kMaxBlock : kMaxBlock / (warp_takes && direction == Direction::forward ? 4 : 2);
 }
 
 // A block that holds a row has all of it under way. What the blocks of a multiprocessor have together, 64 registers a
@@ -183,8 +183,8 @@ constexpr bool gradients_fill(std::int64_t vectors, std::int64_t threads) {
 }
 
 // Rows of 16 bits that begin anywhere, and of which lanes would have more than four vectors: threads of a block have
-// four, up to so many rows a multiprocessor, as an H200 has it (3377 x 1979 of bfloat16 10.9 us, so 9.4; 2786 x 1825,
-// backward, 11.0, 9.9; but 4194 x 1147 8.5, 9.2).
+// four, of both operands together, up to so many rows a multiprocessor, as an H200 has it (3377 x 1979 of bfloat16 10.9
+// us, so 9.4; 2786 x 1825, backward, 11.0, 9.9; but 4194 x 1147 8.5, 9.2).
 inline constexpr int kRaggedVectors = 4;
 constexpr bool rather_ragged_blocks(int source_bytes, bool fused, std::int64_t vectors, std::int64_t rows_each) {
   constexpr int kMostRows = 28;
@@ -438,10 +438,6 @@ constexpr bool rather_larger(int cluster, std::int64_t threads, double fillings)
 constexpr int rather_at_least(int source_bytes, Direction direction, bool fused) {
   return source_bytes < 8 && direction == Direction::backward && !fused ? 3 : 2;
 }
-// Half a GPC, rather than a block less, where each thread then has two vectors fewer: 16 bits, exponentiated twice, pay
-// for vectors that few threads have (512 MiB of bfloat16, 129280 wide: 267 us by clusters of 7 with 9.02 vectors a
-// thread, 262.5 by clusters of 8; of float32, 65536 wide, 259 and 260).
-constexpr bool rather_half_a_gpc(int source_bytes, int cluster) { return source_bytes == 2 && cluster + 1 == kGpc / 2; }
 // Of a thread at least, where all rows run at once: the more threads have part, and the more blocks, the sooner (32
 // rows of 50304 in bfloat16 take 5.7 us by four blocks of 512 threads each, by 16 of 160 4.9).
 inline constexpr int kClusterFewVectors = 2;
@@ -648,8 +644,6 @@ inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel =
 // 19.7, 22.5, backward 25.1, 26.6), and than vectors of folded slabs (300 x 500 x 36 11.0, 13.6).
 // Forward, of float32, it takes whatever it has room for: with shorter segments, it takes as long as the smaller one.
 inline constexpr int kColumnsHalfBytes = 8, kManyThreadsColumns = 4;
-// Words of dims that one thread has all of stay words.
-inline constexpr int kHalvesMinDim = 33;
 // Bytes: of shorter strips of halves, threads have whole ones; neighbours along dim have to fill lines (301072 x 15 x
 // 8: 40.5 us, by halves 98.5).
 inline constexpr int kManyThreadsMinStrip = 192;
@@ -675,11 +669,11 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8},  Columns
                                            ColumnsKernel{32, 1, 256, 4}};
 // Columns, in words, of which threads have several that are longer than the shortest kernel's: of fewer, a GPU of 132
 // multiprocessors had too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7).
-inline constexpr std::int64_t kColumnWordsMany = 1 << 18;
+inline constexpr std::int64_t kColumnWordsMany = 1 << 20;
 // And vectors, words or single columns, of which they have several at all: of fewer, one each finds room at once, on
 // all GPUs but small ones (an H200 takes for 3 x 774, dim 0, of float32 2.2 us by four words at a time, 1.2; 306 x 4 x
 // 4 2.1 by two vectors, 1.6; for none of 190 problems more than 1.04 of the time).
-inline constexpr std::int64_t kColumnTurnsMany = 1 << 16;
+inline constexpr std::int64_t kColumnTurnsMany = 1 << 17;
 // And where words do not divide columns of 16 bits, of which threads have all of dim, one each: what each costs is more
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
 // columns 58). Tiles, of whose code threads run far more, are slower, too, however short strips are, and most of all
@@ -695,7 +689,7 @@ inline constexpr int kSharedSinglesKernel = static_cast<int>(kColumnSinglesKerne
 // us, as tiles 73).
 constexpr std::int64_t column_singles_most(int result_bytes, Direction direction) {
   if (result_bytes > 2) return std::numeric_limits<std::int32_t>::max();
-  return direction == Direction::backward ? 2 << 10 : 16 << 10;
+  return direction == Direction::backward ? 8 << 10 : 32 << 10;
 }
 // Where there are few columns, all that takes time is latency: that of a thread's elements, one after the other, and of
 // states that meet, by shuffles where a warp has all of dim, which takes less than eight elements do, else in shared
@@ -704,38 +698,33 @@ constexpr std::int64_t column_singles_most(int result_bytes, Direction direction
 // the time, 1.1 at most.)
 inline constexpr int kFewColumnsRun = 4;        // neighbours: with more of them, threads of a warp have less of dim
 inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
-inline constexpr int kFewColumnsOfWarp = 8;     // or of each, where a warp then has all of dim,
 inline constexpr int kFewColumnsThreads = 256;  // of a block, and of all blocks of a multiprocessor
-// And at most: of more, clusters take less, where there are any (4 x 993 x 28 of bfloat16 2.7 us, 4.3).
-constexpr int few_columns_most_held(int max_cluster) { return max_cluster > 1 ? 12 : 16; }
-// Of more columns, of which a warp has all of dim, all the same, backward fewer (912 x 43 x 6 of float32 1.9 us, as
-// whole strips 2.7; 16 x 11 x 533 of 16 bits, backward, 1.3, 2.5; but 115 x 14 x 138 of float32 1.9, 1.6; and by
-// several warps 40 x 241 x 49 5.0, 3.9).
-constexpr int more_columns_most_held(Direction direction) { return direction == Direction::backward ? 12 : 16; }
+// or so many of each, where a warp then has all of dim.
+constexpr int few_columns_of_warp(Direction direction) { return direction == Direction::backward ? 8 : 12; }
+// And at most: of more, clusters take less, forward, where there are any (4 x 993 x 28 of bfloat16 2.7 us, 4.3).
+constexpr int few_columns_most_held(int max_cluster, Direction direction) {
+  return max_cluster > 1 && direction == Direction::forward ? 12 : 16;
+}
+// Of more columns, of which a warp has all of dim, all the same (912 x 43 x 6 of float32 1.9 us, as whole strips 2.7;
+// 16 x 11 x 533 of 16 bits, backward, 1.3, 2.5; but by several warps 40 x 241 x 49 5.0, 3.9).
+inline constexpr int kMoreColumnsMostHeld = 24;
 // Rows that begin anywhere, element by element, as columns of one each. Of 16 bits, whose vectors are not those of the
 // result: up to so many of a row and its gradient, of which a block has 16 a thread, and so many rows a multiprocessor
 // (130 x 2049, if they began alike, 2.4 us, as vectors 3.5).
 inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleElementsBlock = 256;
-// Of 32 bits, narrower than 1024: staged, they take longer from these dims on, forward unless they are so many a
-// multiprocessor (2637 x 733 backward 6.8 us, staged 9.1; 130000 x 411 149, 160; 130000 x 513 186, 198, forward 139,
-// 133; 8000 x 901 16.9, 18.4). By warps, whose lanes have so many each, or as many more threads.
-inline constexpr int kSingleWordsHeld = 32, kSingleWordsRows = 64;
-constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 385 : 513; }
-// And however many there are, forward, of strips of some length: where a thread has all of dim (5530 x 28 x 37 10.1 us,
-// as tiles 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9; but 16 x 21 x 263169 127, 116), or two have, and
-// strips are shorter than a warp's words (3314 x 53 x 25 9.8, as tiles 27.9; 19070 x 34 x 43 50.1, 48.4 at worst).
+// Of 32 bits, narrower than 1024: staged, they take longer from these dims on (2637 x 733 backward 6.8 us, staged 9.1;
+// 130000 x 411 149, 160). By warps, whose lanes have so many each, or as many more threads.
+inline constexpr int kSingleWordsHeld = 32;
+constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 193 : 321; }
+// And however many there are, of strips of some length: where a thread has all of dim (5530 x 28 x 37 10.1 us, as tiles
+// 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9; but 16 x 21 x 263169 127, 116), or two have, and strips
+// are shorter than a warp's words (3314 x 53 x 25 9.8, as tiles 27.9; 19070 x 34 x 43 50.1, 48.4 at worst).
 inline constexpr int kColumnSinglesStrip = 16, kColumnSinglesMostStrip = 256;
-constexpr bool rather_single_columns(Direction direction, std::int64_t strip, std::int64_t dim) {
+constexpr bool rather_single_columns(std::int64_t strip, std::int64_t dim) {
   const std::int64_t held = kColumnSinglesKernels[kSharedSinglesKernel].vectors;
-  if (direction == Direction::backward || strip < kColumnSinglesStrip) return false;
+  if (strip < kColumnSinglesStrip) return false;
   return dim <= held ? strip <= kColumnSinglesMostStrip : dim <= 2 * held && strip < 2 * kWarp;
 }
-// And of dims up to this rather than as tiles, where that is all that is left: where slabs do not begin alike in all
-// operands, as those of slices do not in results (an H200 takes for the last 17 of 18 x 15 columns, of 31655 slabs, 17
-// us, as tiles 128; 39 of 40 x 7, of 20591, 14.8, 86.8; for 97 such problems drawn at random 0.42 of the time, 1.02 at
-// most; 26 of them took longer as tiles than torch does, none do so). Tiles that are copied element by element take 9
-// to 70 ps for each, single columns 2 to 3, of long dims, too.
-inline constexpr int kColumnSinglesNotTilesDim = 64;
 constexpr bool are_vectors(int vector_bytes) { return vector_bytes == kVectorBytes; }
 constexpr bool are_halves(int vector_bytes) { return vector_bytes == kColumnsHalfBytes; }
 constexpr bool are_words(int vector_bytes) { return vector_bytes == kColumnsWordBytes; }
@@ -763,9 +752,6 @@ constexpr bool shifts_words(int vector_bytes, int kernel) {
 }
 constexpr bool shifts_all_words(int vector_bytes, int kernel) {
   return are_words(vector_bytes) && kernel == kAllShiftedWordsKernel;
-}
-constexpr bool has_many_threads(int vector_bytes, int kernel) {
-  return are_halves(vector_bytes) || (are_vectors(vector_bytes) && kernel == kManyThreadsKernel);
 }
 enum class ColumnsForm : std::uint8_t { plain, shifted, folded };
 constexpr ColumnsForm columns_form(int vector_bytes, int kernel) {
@@ -813,12 +799,8 @@ constexpr int columns_together(int vector_bytes, int items) {
 // eight, 20.3, tiles 22.6; 2000 x 200 x 65 50, 60). Of halves, which there are only where vectors are as well, or else
 // only tiles, two are enough (9583 x 28 x 11 with gaps between slabs: an H200 takes 7.7 us, as tiles 45).
 constexpr int columns_min_folded(int vector_bytes, int source_bytes, Direction direction) {
-  return direction == Direction::backward || are_halves(vector_bytes) ? 2 : source_bytes == 2 ? 7 : 5;
+  return direction == Direction::backward || are_halves(vector_bytes) ? 4 : source_bytes == 2 ? 7 : 5;
 }
-// Forward, columns that could be words as well are folded where clusters are no larger, whose blocks wait for each
-// other, and states that meet are not twice as many (2000 x 200 x 65 of float32: 80 us, words 89; but 512 x 512 x 49
-// 47, 42). Backward, words never take longer.
-inline constexpr int kColumnsFoldedStates = 2;
 // Of 16 bits, as halves rather than vectors, of whose eight columns a thread has a state each, unless that takes
 // clusters so much larger: an H200 takes for 2755 x 1036 x 7 30.7 us, as vectors 36.5, for 512 x 512 x 49 21.3, 23.0,
 // but for 203 x 265 x 99, in clusters of three, 15.0, 12.1. Of 751 problems drawn at random 0.92 of the time forward
@@ -828,24 +810,19 @@ constexpr bool folds_halves(Direction direction, int cluster, int cluster_of_vec
   if (direction == Direction::forward) return cluster <= kGpc / 2;
   return cluster <= cluster_of_vectors || cluster_of_vectors > 2;  // 1.03 by two blocks for one, 1.00 by four for two
 }
-// Backward, single columns have all of a dim up to this, or of any that they hold where shifted words would have whole
-// strips (8 x 8 x 263169: 38 us, words 30; 3905 x 6 x 179: 11.1, 12.3).
-inline constexpr int kColumnSinglesBackwardDim = 4;
 // Bytes: of shorter strips, words have whole ones, or too much would overlap. Aligned vectors of several rows are
 // folded, where they can be, sooner than words.
-constexpr int column_words_min_strip(int source_bytes, bool shifted) {
-  return source_bytes == 2 && !shifted ? 192 : 512;
+constexpr int column_words_min_strip(Direction direction, bool shifted) {
+  return shifted ? 512 : direction == Direction::backward ? 256 : 192;
 }
 inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
 inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
-// up to which more threads share dim than must; of 16 bits each has as many more columns to combine
-constexpr int columns_block(int source_bytes) { return source_bytes == 2 ? 128 : 256; }
 // Elements of dim that a thread rather has, where `run` lanes have neighbours. Those of short strips lie as far apart
 // as dim is long: more threads along it find more of what they want in a line (58254 x 9 x 8 of 16 bits: forward 7.8
 // us, one thread 19.5, backward 7.9, 16.8; 200000 x 8 x 4 of float32: 14.9, 31 and 18.9, 36.8).
-constexpr int columns_rather_held(int run, int source_bytes, Direction direction) {
+constexpr int columns_rather_held(int run, Direction direction) {
   if (direction == Direction::backward) return run <= 2 ? 3 : kColumnsKernels[kFoldedKernel - 1].vectors;
-  return run > 2 ? kColumnsKernels[kSmallerKernel].vectors : run == 1 && source_bytes == 2 ? 5 : 7;
+  return run <= 2 ? 7 : kColumnsKernels[kSmallerKernel].vectors;
 }
 // The same of words, which lanes do not fold: `run` lanes along the columns, and threads along dim, until both together
 // have a sector (100000 x 20 x 2 of 16 bits: 9.4 us, one thread 35; 100000 x 31 x 2 of float32: 18.6, 59; 50000 x 31 x
@@ -857,11 +834,9 @@ constexpr int column_words_rather_held(int run) { return (run & (run - 1)) == 0 
 // 2048, dim 0, by sectors, 67, 63). Of 32 bits that takes as long, and backward longer in larger clusters, as here do
 // more waves than these (an H200 for 8 x 2048 x 2048 43.6 us, 44.6; 16 x 2048 x 2048 80.7, 78.9; 32 x 1500 x 2048 132,
 // 119).
-inline constexpr int kColumnsFewWaves = 4;  // of the larger kernel
 constexpr bool columns_rather_fewer(int source_bytes, int result_bytes, Direction direction, bool fused) {
   return source_bytes == 2 && result_bytes == 2 && direction == Direction::forward && !fused;
 }
-inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster has, where few tiles are spread
 // Of so few columns that multiprocessors are idle, all that takes time is latency, that of the code a thread runs once
 // above all: blocks no larger than these rather have so many elements a thread, the first of which leaves each a
 // multiprocessor of its own, where that is much less (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a
@@ -870,9 +845,8 @@ inline constexpr int kColumnsMinRows = 64;  // of dim, that a block of a cluster
 inline constexpr Array kSpreadColumnsHeld{4, 8, 12, 16};
 inline constexpr int kSpreadColumnsBlock = 256;
 // Of columns that clusters could hold, blocks meet where they read at least as much as such a part of L2 (an H200 takes
-// for 9 x 9993 x 33 of float32, held, 14.6 us, 20.0), and, backward, keep such a part of what they read.
-inline constexpr int kMetL2Part = 4;
-inline constexpr double kMetBackwardKept = 0.6;
+// for 9 x 9993 x 33 of float32, held, 14.6 us, 20.0).
+inline constexpr int kMetL2Part = 6;
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
 inline constexpr int kColumnsWholeBlock = 256;
@@ -927,7 +901,6 @@ inline constexpr int kStaggeredMinColumns = 115;
 inline constexpr int kOverHalfAGpc = kGpc / 2 + 1;  // blocks, which some GPUs have no clusters of
 struct ColumnsShape {
   int segment, threads, least_cluster, most_cluster;
-  bool rather_shorter = false;  // segments, where there are too few of these for all multiprocessors
 };
 inline constexpr Array kColumnsShapes{
     ColumnsShape{kLineBytes, kWarp, 1, 1}, ColumnsShape{64, kWarp, 1, 1},
@@ -936,25 +909,9 @@ inline constexpr Array kColumnsShapes{
 };
 
 // What a tile takes, in the time of so many bytes that a thread has of it: what a thread does beside, finding them and
-// meeting others, is as much as these, and all waves together lie between whole ones and as full as they are (135
-// problems whose clusters are no power of two for it took an H200 4 % less, one of them 22 % more, four 9 to 11 %;
-// measured with 24 items instead, which is less of words and more of vectors). What tiles overlap by, and blocks that
-// are wider for few columns, are left out.
-inline constexpr int kColumnsOtherBytes = 128;
-// Of twice as many threads, each of which has other work to do as well, it is more: so much lies about in the middle of
-// what 24 problems say.
-inline constexpr int kManyThreadsOtherBytes = 190;
-inline double columns_cost(double waves, int bytes, bool many_threads) {
-  return std::max(1.0, (waves + std::ceil(waves)) / 2) *
-         ((many_threads ? kManyThreadsOtherBytes : kColumnsOtherBytes) + bytes);
-}
-
-// Of fewer waves than this, in which blocks come and go as they find room, the costs of plans that differ in more than
-// their clusters say little, unless one of them is less than such a part of the other (19 x 308 x 224 of float32, of
-// costs that are alike: 5.9 us, by many threads 7.3; 12 x 1134 x 136 of 16 bits, whose vectors write sectors in parts,
-// 6.5, by halves 8.7).
-inline constexpr int kColumnsFewestWaves = 2;
-inline constexpr double kColumnsByFar = 0.7;
+// meeting others, is as much as these. What tiles overlap by, and blocks that are wider for few columns, are left out.
+inline constexpr int kColumnsOtherBytes = 384;
+inline double columns_cost(double waves, int bytes) { return std::max(1.0, waves) * (kColumnsOtherBytes + bytes); }
 
 // Vectors of 16 bits whose tiles write sectors in parts take so much longer, at least (1266 x 499 x 88: 104 us, halves
 // of vectors, whose tiles overlap, 73; 262 x 1441 x 152 95, 81).
@@ -963,7 +920,7 @@ inline constexpr double kColumnsInPartsCost = 1.4;
 // Strips of so many vectors, or words, have few states for more blocks to combine (64 x 100000 x 2 of float32,
 // backward: 58.1 us by sixteen blocks, 63.5 by ten, of 16 bits, forward, 23.5 by twelve, 25.6 by five; but 300 x 5000 x
 // 49 129.7, 113.0 by seven).
-inline constexpr int kColumnsShortStrip = 8;
+inline constexpr int kColumnsShortStrip = 16;
 
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
 // exponentiated. So whole lines, over more blocks, as long as these are not a GPC's. (Less time than by half lines, at
@@ -972,9 +929,11 @@ inline constexpr int kColumnsShortStrip = 8;
 // more.) Neither way are these to have 512 threads for a sector: to read twice takes less (40000 x 1024 of float32, dim
 // 0, backward: 201 us, 232; 50257 x 512, forward: 91, 122, of 16 bits 60, 67). Masks follow, unmeasured.
 inline constexpr Array kColumnsBackwardShapes{
-    ColumnsShape{kLineBytes, 128, 1, 1}, ColumnsShape{kLineBytes, 256, 1, 1, true},
-    ColumnsShape{64, 128, 1, 1},         ColumnsShape{kLineBytes, 256, 2, 8},
-    ColumnsShape{64, 256, 1, kGpc},      ColumnsShape{kSectorBytes, 256, kOverHalfAGpc, kGpc},
+    ColumnsShape{kLineBytes, 256, 1, 1},
+    ColumnsShape{64, 128, 1, 1},
+    ColumnsShape{kLineBytes, 256, 2, 8},
+    ColumnsShape{64, 256, 1, kGpc},
+    ColumnsShape{kSectorBytes, 256, kOverHalfAGpc, kGpc},
 };
 
 // Of rows of which some begin within a sector, so that tiles overlap by a vector: longer segments, that this be little.
@@ -1009,23 +968,24 @@ inline constexpr Array kManyThreadsOverlappingShapes{ColumnsShape{kLineBytes, 25
 // 2048 195, 193, and where tiles overlap nothing.) Neither columns that a block held alone (64 x 64 x 65536: 259, 266)
 // nor half lines instead of whole ones (40 x 1000 x 1000: 54, 63) nor less than two waves (4 x 4096 x 1024:
 // 26.0, 27.0); where fewer blocks have the same tiles, less than four (204 x 1384 x 116: 50.3, 53.2).
+inline constexpr int kColumnsSharingWaves = 1;
 inline constexpr Array kColumnsSharingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc}, ColumnsShape{64, 256, 1, kGpc}};
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
 // than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of
 // float32 414, 401 and 312, 342), of such as overlap for less than one (8 x 16000 x 700 of float32: 339, 317), of words
 // of 16 bits, by large blocks, for no more than one (12 x 5000 x 333: 48, 39; of float32 69, 80). Backward, only by
 // large blocks (8 x 16000 x 700 of float32: 490, 461; but 8 x 10000 x 700 by small ones 251, 282).
-constexpr bool columns_rather_read_twice(int vector_bytes, int source_bytes, Direction direction, bool overlaps,
+constexpr bool columns_rather_read_twice(int vector_bytes, int result_bytes, Direction direction, bool overlaps,
                                          const ColumnsShape& shape) {
   const bool forward = direction == Direction::forward, large = shape.threads > 256;
   if (shape.least_cluster < kOverHalfAGpc || (!forward && !large)) return false;
   if (overlaps && are_vectors(vector_bytes)) return shape.segment < kLineBytes;
-  if (source_bytes != 2 || !forward) return false;
+  if (result_bytes != 2 || !forward) return false;
   return are_vectors(vector_bytes) ? shape.segment < kLineBytes / 2 : large && shape.segment <= kLineBytes;
 }
 // Where what is read is at least such a part of L2: of less, it takes as long as launches and meetings do (7 x 4500 x
 // 260 of 16 bits: 22.6 us, in clusters 20.6; 1 x 30000 x 100 of float32 21.9, 14.8; but 1 x 20000 x 500 40.2, 42.0).
-inline constexpr int kColumnsTwiceL2Part = 2;
+inline constexpr int kColumnsTwiceL2Part = 4;
 // a sector has as many words as results of 16 bits: half of the shortest segment
 static_assert(kColumnWordsShapes.back().segment >= 2 * (kSectorBytes / 2 * kColumnsWordBytes));
 
@@ -1074,11 +1034,11 @@ constexpr int slab_most_lanes(int source_bytes, int columns, Direction direction
 }
 // Of a multiprocessor, at least: of fewer slabs, or bytes, whose time is latency, columns are rather spread over more
 // threads (of 16 bits, where 1 MiB is read, forward, it takes 1.03 of the time, where half of that 1.3, where 2 MiB
-// 0.87; gradients, where 2 MiB 1.12, where 4 MiB 0.91; of float32, 2 MiB forward 1.02, 4 MiB 0.85; gradients, 4
-// MiB 1.08, 16 MiB 0.96).
+// 0.87; of float32, 2 MiB 1.02, 4 MiB 0.85; gradients, where up to 16 MiB are read, 1.05, but 4096 x 64 x 49 of 16 bits
+// 21.5 us, 28.5).
 inline constexpr int kSlabsLeast = 3;
 constexpr int slabs_least_bytes(int source_bytes, Direction direction) {
-  if (direction == Direction::backward) return source_bytes == 2 ? 24 * 1024 : 48 * 1024;
+  if (direction == Direction::backward) return 128 * 1024;
   return source_bytes == 2 ? 10 * 1024 : 16 * 1024;
 }
 inline constexpr int kSlabBlocks = 10;  // of a multiprocessor, before they have several slabs
@@ -1103,10 +1063,6 @@ inline constexpr int kTileLastBytes = 104 * 1024;   // two: where nothing smalle
 inline constexpr int kTileMeetingBytes = 8 * 1024;  // beside that of a cluster's block, for states
 inline constexpr int kTileGrid = 16;                // blocks a multiprocessor, two waves, before tiles become smaller
 inline constexpr int kTileLeastBytes = 12 * 1024;   // than which they do not: 96 KiB a multiprocessor
-inline constexpr int kTileSlabStripBytes = 256;     // strips as narrow, if not aligned, are not cut into pieces
-inline constexpr int kTileFewBytes = 4 * 1024;      // a tile is worth it, where larger ones would leave threads idle
-// A multiprocessor's part of a problem that is all under way at once: then smaller tiles only mean more threads.
-inline constexpr int kTileResidentBytes = 96 * 1024;
 inline constexpr int kTileBlock = 128;
 inline constexpr int kTileMaxBlock = 256;
 // Blocks of the largest size, a multiprocessor: 64 registers a thread. What is fused, and float64, needs more.
@@ -1143,10 +1099,6 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
   return (source_bytes < result_bytes ? source_bytes : result_bytes) == 2 ? 2 : 1;
 }
 
-// Forward, where words that are shifted need more threads along dim, tiles of whole strips are better, of one block
-// each (4602 x 90 x 81 of 16 bits: 57 us, words of four threads 67; but 10000 x 50 x 147, of two: 111, 105; and in
-// tiles of parts, 500 x 300 x 199: 94, 64; 3072 x 197 x 197: 243, 238).
-inline constexpr int kTileWordsThreads = 2;
 // A tile of so many blocks, or more, takes longer than to read vectors twice (an H200 takes for 4 x 10000 x 501 of
 // float32 110 us, 78, of 16 bits 66, 38; 6 x 3333 x 1111 of float32 125, 96, of 16 bits 74, 58; backward, 12 x 5000 x
 // 333 of float32 142, 108, of 16 bits 91, 59). Single columns, where no vectors can be read, only where a GPC is taken,
@@ -1155,7 +1107,7 @@ inline constexpr int kTileRatherTwice = 4;
 // Where what vectors read is at least such a part of L2 (1 x 10000 x 201 of float32: 18.7 us, as tiles 16.2, of 16 bits
 // 20.1, 13.4; 1 x 30000 x 250 of 16 bits 23.2, 36.1; backward, of 16 bits, 1 x 5000 x 201 13.8, 11.7; 1 x 9000 x 131
 // 17.0, 20.4).
-constexpr int tile_twice_l2_part(Direction direction) { return direction == Direction::forward ? 5 : 14; }
+inline constexpr int kTileTwiceL2Part = 10;
 
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
 inline constexpr int kStridedOnlineBlock = 256;
@@ -1178,7 +1130,7 @@ constexpr int strided_online_threads(int vector, bool fused) {
 // 129907 x 8 of float32 11.3 us, by 43 blocks 13.3; 88 problems drawn at random: forward 0.90 of the time, backward
 // 0.96, 1.09 at most).
 inline constexpr int kStridedVectorsWaves = 12;
-inline constexpr int kStridedVectorsMinSteps = 2;
+inline constexpr int kStridedVectorsMinSteps = 3;
 inline constexpr int kStridedVectorsMostRun = 32;
 inline constexpr int kStridedVectorsIdle = 4;  // of so many threads one may idle
 // What a wave takes, in bytes that a multiprocessor moves: beside a block's part, each launch as much as so many; times
@@ -1186,7 +1138,7 @@ inline constexpr int kStridedVectorsIdle = 4;  // of so many threads one may idl
 // and times so much where blocks meet, as they drift apart, most of all folded ones, which have no registers to spare,
 // but not those of one slab, who take turns in it (300 problems whose dim finds no room on chip: 0.87 of the time of
 // one wave of segments of 128 to 512 bytes; with others of half to twice their size 0.87 to 0.90).
-inline constexpr int kStridedVectorsOtherBytes = 96 << 10;
+inline constexpr int kStridedVectorsOtherBytes = 128 << 10;
 constexpr double strided_meeting_factor(int source_bytes, Direction direction, bool folds, bool one_slab) {
   if (folds) return source_bytes == 2 && direction == Direction::forward ? 1.1 : 1.2;
   return one_slab ? 1 : 1.1;
@@ -1210,8 +1162,8 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 // (an H100 takes for 1 x 100000 x 16 of float32 17.0 us, 16.7).
 inline constexpr int kSplitsTogether = 9;  // states under way at once: half of what each of 512 threads has of 64
                                            // columns that are spread over 132 multiprocessors
-inline constexpr int kMeetingL2Part = 6;
-inline constexpr double kStridedMeetingKept = 0.1;  // of what they read, at least
+inline constexpr int kMeetingL2Part = 9;
+constexpr double strided_meeting_kept(bool slabs) { return slabs ? 0.1 : 0.3; }  // of what they read, at least
 
 // Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x
 // 257 of float32 164 us, as single columns 224; of 16 bits 99, 160).
