@@ -744,8 +744,9 @@ def test_columns_of_16_bits_that_8_bytes_divide_are_no_words(inner: int, backwar
     def of(dim: int) -> Plan:
         return plan(**apart(640, dim, inner, dtype=torch.float16, backward=backward), device=DEVICES["H200"])
 
-    for dim in (33, 80, 512, 2000):
+    for dim in (5, 33, 80, 512, 2000):
         assert (of(dim).vector, of(dim).passes) == (4, 1)
+    assert of(20).vector == 2  # of which a thread has all
 
 
 @pytest.mark.parametrize(

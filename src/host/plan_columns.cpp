@@ -394,11 +394,12 @@ std::optional<Plan> by_many_threads(const Problem& problem, const Device& device
   const auto of = [&](std::span<const tuning::ColumnsShape> shapes) {
     return held_columns(problem, device, architecture, tuning::kManyThreadsColumns, shapes);
   };
-  auto plan = vectors_write_parts(problem) ? of(tuning::kManyThreadsOverlappingShapes)
-              : bytes == 2                 ? of(tuning::kManyThreadsHalvesShapes)
-                                           : of(tuning::kManyThreadsShapes);
-  if (vectors_write_parts(problem) && problem.direction == Direction::backward) {
-    const auto longer = of(tuning::kColumnWordsShapes);
+  std::optional<Plan> plan;
+  if (!vectors_write_parts(problem)) {
+    plan = bytes == 2 ? of(tuning::kManyThreadsHalvesShapes) : of(tuning::kManyThreadsShapes);
+  } else if (!tuning::rather_words_than_halves(problem.dim.size)) {
+    plan = of(tuning::kManyThreadsOverlappingShapes);
+    const auto longer = problem.direction == Direction::backward ? of(tuning::kColumnWordsShapes) : std::nullopt;
     if (!plan || (longer && takes_less(problem, device, *longer, *plan))) plan = longer;
   }
   if (!plan || !short_strip) return plan;

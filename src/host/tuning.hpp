@@ -5,6 +5,9 @@
 // multiprocessor all the time to reach its bandwidth, so a thread issues several 16-byte loads before it uses the
 // first, in blocks small enough that some of them load while others exponentiate or store: together they have room for
 // three to five times as much.
+//
+// Where numbers only choose between plans, "others" says what problems that nobody chose, to which a number makes a
+// difference, take of the time with half or twice of it, or the next one below or above.
 #pragma once
 
 #include <algorithm>
@@ -75,6 +78,7 @@ constexpr int most_cluster_vectors(int source_bytes, Direction direction, bool f
 // Few rows, of which all are under way at once, are latency: what a thread has of one, one vector after the other. So
 // they go to blocks of up to so many threads. Of those of which something is fused, not gradients, unmeasured, nor
 // those of float32 that begin anywhere, unless too wide for a warp (330 x 923 with a mask: 3.5 us, so 4.3).
+// Others: 1.09 from 193 on, 1.08 from 513 on; 1.07 up to 8 KiB, 1.06 up to 24.
 inline constexpr int kFewRowsLeastDim = 321, kFewRowsMostBytes = 16 * 1024, kFewRowsBlock = 256;
 constexpr bool few_rows_fuse(int source_bytes, Direction direction, bool ragged, std::int64_t dim) {
   return direction == Direction::forward && (source_bytes == 2 || !ragged || dim > kMaxBlock);
@@ -85,7 +89,8 @@ constexpr bool few_rows_fuse(int source_bytes, Direction direction, bool ragged,
 // 1990 of float32 1.9, by fewer threads 2.5; but 500 x 600 of 16 bits 1.8, by warps 1.6; 1 x 4500 of float32 2.3, by a
 // cluster 2.2). All of it, where threads still have several vectors each, of rows that are wide, and of their gradients
 // where they begin anywhere (1108 x 1048 of float32 5.5 us, so 4.6; 1101 x 1403 of bfloat16 5.2, 4.3; gradients of 802
-// x 1169 4.6, 3.7; but of 1056 x 1024 of float32 4.8, 4.9).
+// x 1169 4.6, 3.7; but of 1056 x 1024 of float32 4.8, 4.9). Gradients of which a warp has whole vectors, half, too
+// (others, of 16 bits: 1.03).
 inline constexpr int kFewRowsFinerVectors = 4;  // a thread, that this may come to, however wide rows are
 constexpr bool few_rows_finer(Direction direction, bool fused, bool warp_takes, bool ragged, std::int64_t vectors) {
   if (fused && warp_takes) return false;
@@ -644,6 +649,9 @@ inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel =
 // 19.7, 22.5, backward 25.1, 26.6), and than vectors of folded slabs (300 x 500 x 36 11.0, 13.6).
 // Forward, of float32, it takes whatever it has room for: with shorter segments, it takes as long as the smaller one.
 inline constexpr int kColumnsHalfBytes = 8, kManyThreadsColumns = 4;
+// Words of dims that one thread has all of stay words, but for short ones (an H200 takes for 37 problems drawn at
+// random, as halves, of less than eight 0.88 of the time, of up to 32 1.08).
+constexpr bool rather_words_than_halves(std::int64_t dim) { return dim >= 8 && dim <= 32; }
 // Bytes: of shorter strips of halves, threads have whole ones; neighbours along dim have to fill lines (301072 x 15 x
 // 8: 40.5 us, by halves 98.5).
 inline constexpr int kManyThreadsMinStrip = 192;
@@ -668,11 +676,11 @@ inline constexpr Array kColumnWordsKernels{ColumnsKernel{8, 4, 128, 8},  Columns
                                            ColumnsKernel{32, 1, 512, 2}, ColumnsKernel{32, 1, 512, 2},
                                            ColumnsKernel{32, 1, 256, 4}};
 // Columns, in words, of which threads have several that are longer than the shortest kernel's: of fewer, a GPU of 132
-// multiprocessors had too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7).
+// multiprocessors had too few blocks (2 x 19 x 66049 of float32: 9.1 us by two at a time, 7.7). Others: 1.03, 1.01.
 inline constexpr std::int64_t kColumnWordsMany = 1 << 20;
 // And vectors, words or single columns, of which they have several at all: of fewer, one each finds room at once, on
 // all GPUs but small ones (an H200 takes for 3 x 774, dim 0, of float32 2.2 us by four words at a time, 1.2; 306 x 4 x
-// 4 2.1 by two vectors, 1.6; for none of 190 problems more than 1.04 of the time).
+// 4 2.1 by two vectors, 1.6). Others: 1.23, 1.05.
 inline constexpr std::int64_t kColumnTurnsMany = 1 << 17;
 // And where words do not divide columns of 16 bits, of which threads have all of dim, one each: what each costs is more
 // than what all of its few elements do, words that are shifted cost it four times (24600 x 4 x 341: 121 us, single
@@ -684,9 +692,8 @@ inline constexpr Array kColumnSinglesKernels{ColumnsKernel{8, 4, 128, 8}, Column
 inline constexpr int kSharedSinglesKernel = static_cast<int>(kColumnSinglesKernels.size()) - 1;
 // Elements of a multiprocessor, up to which such threads have them one by one. Of few, all that takes time is latency,
 // and code that runs once, of which tiles and folded columns have far more (an H200 takes for 2 x 70 x 5 1.7 us, as a
-// tile 4.4; 61 x 115 x 7 1.9, 5.3; 1 x 1000 x 1001 5.4, 6.7; but 512 x 1000 x 17 18.9, 13.6); backward, of fewer (64 x
-// 200 x 17 2.4, 2.8; but 512 x 70 x 31 4.8, 4.3). Into results of 32 bits, others always take longer (4096 x 70 x 77 54
-// us, as tiles 73).
+// tile 4.4; 61 x 115 x 7 1.9, 5.3; 1 x 1000 x 1001 5.4, 6.7); backward, of fewer. Others: 1.07, 1.07, backward 1.05,
+// 1.13. Into results of 32 bits, others always take longer (4096 x 70 x 77 54 us, as tiles 73).
 constexpr std::int64_t column_singles_most(int result_bytes, Direction direction) {
   if (result_bytes > 2) return std::numeric_limits<std::int32_t>::max();
   return direction == Direction::backward ? 8 << 10 : 32 << 10;
@@ -699,21 +706,23 @@ constexpr std::int64_t column_singles_most(int result_bytes, Direction direction
 inline constexpr int kFewColumnsRun = 4;        // neighbours: with more of them, threads of a warp have less of dim
 inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
 inline constexpr int kFewColumnsThreads = 256;  // of a block, and of all blocks of a multiprocessor
-// or so many of each, where a warp then has all of dim.
+// or so many of each, where a warp then has all of dim (others, by two: 1.18, 1.09).
 constexpr int few_columns_of_warp(Direction direction) { return direction == Direction::backward ? 8 : 12; }
 // And at most: of more, clusters take less, forward, where there are any (4 x 993 x 28 of bfloat16 2.7 us, 4.3).
+// Others, by two: 1.16, 1.07.
 constexpr int few_columns_most_held(int max_cluster, Direction direction) {
   return max_cluster > 1 && direction == Direction::forward ? 12 : 16;
 }
 // Of more columns, of which a warp has all of dim, all the same (912 x 43 x 6 of float32 1.9 us, as whole strips 2.7;
-// 16 x 11 x 533 of 16 bits, backward, 1.3, 2.5; but by several warps 40 x 241 x 49 5.0, 3.9).
+// 16 x 11 x 533 of 16 bits, backward, 1.3, 2.5; but by several warps 40 x 241 x 49 5.0, 3.9). Others: 1.05 by 20, 1.15
+// by 16.
 inline constexpr int kMoreColumnsMostHeld = 24;
 // Rows that begin anywhere, element by element, as columns of one each. Of 16 bits, whose vectors are not those of the
 // result: up to so many of a row and its gradient, of which a block has 16 a thread, and so many rows a multiprocessor
 // (130 x 2049, if they began alike, 2.4 us, as vectors 3.5).
 inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleElementsBlock = 256;
 // Of 32 bits, narrower than 1024: staged, they take longer from these dims on (2637 x 733 backward 6.8 us, staged 9.1;
-// 130000 x 411 149, 160). By warps, whose lanes have so many each, or as many more threads.
+// 130000 x 411 149, 160; others, by 64: 1.01, 1.02). By warps, whose lanes have so many each, or as many more threads.
 inline constexpr int kSingleWordsHeld = 32;
 constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 193 : 321; }
 // And however many there are, of strips of some length: where a thread has all of dim (5530 x 28 x 37 10.1 us, as tiles
@@ -797,7 +806,8 @@ constexpr int columns_together(int vector_bytes, int items) {
 // compute, above all forward, where each has a maximum, and of 16 bits, of which a vector has eight (an H100 takes for
 // 1000 x 50 x 147 of 16 bits, six of them, 19.1 us, words 17.4; 500 x 60 x 151, seven, 11.6, 13.3; 1000 x 70 x 111,
 // eight, 20.3, tiles 22.6; 2000 x 200 x 65 50, 60). Of halves, which there are only where vectors are as well, or else
-// only tiles, two are enough (9583 x 28 x 11 with gaps between slabs: an H200 takes 7.7 us, as tiles 45).
+// only tiles, fewer are enough (9583 x 28 x 11 with gaps between slabs: an H200 takes 7.7 us, as tiles 45). Others,
+// backward: 1.25 from two on, 1.10 from six on.
 constexpr int columns_min_folded(int vector_bytes, int source_bytes, Direction direction) {
   return direction == Direction::backward || are_halves(vector_bytes) ? 4 : source_bytes == 2 ? 7 : 5;
 }
@@ -810,8 +820,9 @@ constexpr bool folds_halves(Direction direction, int cluster, int cluster_of_vec
   if (direction == Direction::forward) return cluster <= kGpc / 2;
   return cluster <= cluster_of_vectors || cluster_of_vectors > 2;  // 1.03 by two blocks for one, 1.00 by four for two
 }
-// Bytes: of shorter strips, words have whole ones, or too much would overlap. Aligned vectors of several rows are
-// folded, where they can be, sooner than words.
+// Bytes: of shorter strips, words have whole ones, or too much would overlap. Words that are shifted are rather folded
+// there, where they can be: a vector takes one instruction where these take four. Others: forward 1.3 at 512 bytes,
+// backward 1.11; shifted 1.10 at 256, 1.06 at 1024.
 constexpr int column_words_min_strip(Direction direction, bool shifted) {
   return shifted ? 512 : direction == Direction::backward ? 256 : 192;
 }
@@ -831,21 +842,19 @@ constexpr int column_words_rather_held(int run) { return (run & (run - 1)) == 0 
 // Forward, of 16 bits, whose blocks exponentiate for as long as they load: threads rather have what the smaller kernel
 // holds, three of whose blocks share a multiprocessor, as long as a cluster has room for half a line of each row (an
 // H100 takes for 8 x 1500 x 640 16.4 us, 19.0; 4 x 8192 x 512 31.6, 33.3; 512 x 65536, dim 0, 52.9, 54.7; but 16384 x
-// 2048, dim 0, by sectors, 67, 63). Of 32 bits that takes as long, and backward longer in larger clusters, as here do
-// more waves than these (an H200 for 8 x 2048 x 2048 43.6 us, 44.6; 16 x 2048 x 2048 80.7, 78.9; 32 x 1500 x 2048 132,
-// 119).
+// 2048, dim 0, by sectors, 67, 63). Of 32 bits that takes as long, and backward longer in larger clusters.
 constexpr bool columns_rather_fewer(int source_bytes, int result_bytes, Direction direction, bool fused) {
   return source_bytes == 2 && result_bytes == 2 && direction == Direction::forward && !fused;
 }
 // Of so few columns that multiprocessors are idle, all that takes time is latency, that of the code a thread runs once
 // above all: blocks no larger than these rather have so many elements a thread, the first of which leaves each a
-// multiprocessor of its own, where that is much less (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a
+// multiprocessor of its own (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a
 // thread of one block 5.8; 4096 x 8 3.2, 4.5; of 16 bits 5000 x 24 4.0, 5.2; for 726 problems drawn at random 0.91 of
 // the time, 1.2 at most, for 1210 with masks 0.74, 1.0).
 inline constexpr Array kSpreadColumnsHeld{4, 8, 12, 16};
 inline constexpr int kSpreadColumnsBlock = 256;
 // Of columns that clusters could hold, blocks meet where they read at least as much as such a part of L2 (an H200 takes
-// for 9 x 9993 x 33 of float32, held, 14.6 us, 20.0).
+// for 9 x 9993 x 33 of float32, held, 20.0 us, so 14.6). Others: 1.08 where they read a quarter.
 inline constexpr int kMetL2Part = 6;
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
@@ -910,6 +919,7 @@ inline constexpr Array kColumnsShapes{
 
 // What a tile takes, in the time of so many bytes that a thread has of it: what a thread does beside, finding them and
 // meeting others, is as much as these. What tiles overlap by, and blocks that are wider for few columns, are left out.
+// Others: 1.05 and more by half of it, 1.03 by the fewest blocks instead; waves rounded up 1.05.
 inline constexpr int kColumnsOtherBytes = 384;
 inline double columns_cost(double waves, int bytes) { return std::max(1.0, waves) * (kColumnsOtherBytes + bytes); }
 
@@ -919,7 +929,7 @@ inline constexpr double kColumnsInPartsCost = 1.4;
 
 // Strips of so many vectors, or words, have few states for more blocks to combine (64 x 100000 x 2 of float32,
 // backward: 58.1 us by sixteen blocks, 63.5 by ten, of 16 bits, forward, 23.5 by twelve, 25.6 by five; but 300 x 5000 x
-// 49 129.7, 113.0 by seven).
+// 49 129.7, 113.0 by seven). Others: 1.03, 1.01.
 inline constexpr int kColumnsShortStrip = 16;
 
 // Backward, where a column's state is one sum: what blocks tell each other is half as much, and nothing of it is
@@ -966,15 +976,16 @@ inline constexpr Array kManyThreadsOverlappingShapes{ColumnsShape{kLineBytes, 25
 // else half ones. (Forward, of 16 bits: 64 x 3072 x 768 177 us, 161; 381 x 3184 x 120 273, 207; 100 x 800 x 800 78.7,
 // 71.4; 16384 x 2048, dim 0, 52.7, 49.2; but 100 x 10000 x 96 115, 118. Backward 8192 x 4096 68.5, 64.9; 32 x 2048 x
 // 2048 195, 193, and where tiles overlap nothing.) Neither columns that a block held alone (64 x 64 x 65536: 259, 266)
-// nor half lines instead of whole ones (40 x 1000 x 1000: 54, 63) nor less than two waves (4 x 4096 x 1024:
-// 26.0, 27.0); where fewer blocks have the same tiles, less than four (204 x 1384 x 116: 50.3, 53.2).
+// nor half lines instead of whole ones (40 x 1000 x 1000: 54, 63) nor less than a wave; where fewer blocks have the
+// same tiles, less than four (204 x 1384 x 116: 50.3, 53.2; 512 x 65536, dim 0, 39.5, 41.9). Others: 1.04 of less, 1.05
+// from two waves on.
 inline constexpr int kColumnsSharingWaves = 1;
 inline constexpr Array kColumnsSharingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc}, ColumnsShape{64, 256, 1, kGpc}};
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
 // than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of
 // float32 414, 401 and 312, 342), of such as overlap for less than one (8 x 16000 x 700 of float32: 339, 317), of words
-// of 16 bits, by large blocks, for no more than one (12 x 5000 x 333: 48, 39; of float32 69, 80). Backward, only by
-// large blocks (8 x 16000 x 700 of float32: 490, 461; but 8 x 10000 x 700 by small ones 251, 282).
+// of 16 bits to 16 bits, by large blocks, for no more than one (12 x 5000 x 333: 48, 39; of float32 69, 80). Backward,
+// only by large blocks (8 x 16000 x 700 of float32: 490, 461; but 8 x 10000 x 700 by small ones 251, 282).
 constexpr bool columns_rather_read_twice(int vector_bytes, int result_bytes, Direction direction, bool overlaps,
                                          const ColumnsShape& shape) {
   const bool forward = direction == Direction::forward, large = shape.threads > 256;
@@ -983,8 +994,8 @@ constexpr bool columns_rather_read_twice(int vector_bytes, int result_bytes, Dir
   if (result_bytes != 2 || !forward) return false;
   return are_vectors(vector_bytes) ? shape.segment < kLineBytes / 2 : large && shape.segment <= kLineBytes;
 }
-// Where what is read is at least such a part of L2: of less, it takes as long as launches and meetings do (7 x 4500 x
-// 260 of 16 bits: 22.6 us, in clusters 20.6; 1 x 30000 x 100 of float32 21.9, 14.8; but 1 x 20000 x 500 40.2, 42.0).
+// Where what is read is at least such a part of L2: of less, it takes as long as launches and meetings do (1 x 30000 x
+// 100 of float32 21.9 us, in clusters 14.8; but 1 x 20000 x 500 40.2, 42.0). Others: 1.05, 1.17.
 inline constexpr int kColumnsTwiceL2Part = 4;
 // a sector has as many words as results of 16 bits: half of the shortest segment
 static_assert(kColumnWordsShapes.back().segment >= 2 * (kSectorBytes / 2 * kColumnsWordBytes));
@@ -1104,9 +1115,8 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
 // 333 of float32 142, 108, of 16 bits 91, 59). Single columns, where no vectors can be read, only where a GPC is taken,
 // as half of one has no room for half a line of each row.
 inline constexpr int kTileRatherTwice = 4;
-// Where what vectors read is at least such a part of L2 (1 x 10000 x 201 of float32: 18.7 us, as tiles 16.2, of 16 bits
-// 20.1, 13.4; 1 x 30000 x 250 of 16 bits 23.2, 36.1; backward, of 16 bits, 1 x 5000 x 201 13.8, 11.7; 1 x 9000 x 131
-// 17.0, 20.4).
+// Where what vectors read is at least such a part of L2 (1 x 30000 x 250 of 16 bits 23.2 us, as tiles 36.1; backward,
+// of 16 bits, 1 x 9000 x 131 17.0, 20.4). Others: 1.14, and more below.
 inline constexpr int kTileTwiceL2Part = 10;
 
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
@@ -1130,7 +1140,7 @@ constexpr int strided_online_threads(int vector, bool fused) {
 // 129907 x 8 of float32 11.3 us, by 43 blocks 13.3; 88 problems drawn at random: forward 0.90 of the time, backward
 // 0.96, 1.09 at most).
 inline constexpr int kStridedVectorsWaves = 12;
-inline constexpr int kStridedVectorsMinSteps = 3;
+inline constexpr int kStridedVectorsMinSteps = 3;  // others, by one: 1.03, 1.04
 inline constexpr int kStridedVectorsMostRun = 32;
 inline constexpr int kStridedVectorsIdle = 4;  // of so many threads one may idle
 // What a wave takes, in bytes that a multiprocessor moves: beside a block's part, each launch as much as so many; times
@@ -1162,8 +1172,10 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 // (an H100 takes for 1 x 100000 x 16 of float32 17.0 us, 16.7).
 inline constexpr int kSplitsTogether = 9;  // states under way at once: half of what each of 512 threads has of 64
                                            // columns that are spread over 132 multiprocessors
-inline constexpr int kMeetingL2Part = 9;
-constexpr double strided_meeting_kept(bool slabs) { return slabs ? 0.1 : 0.3; }  // of what they read, at least
+inline constexpr int kMeetingL2Part = 9;   // others: 1.02 at a sixth
+// Of what they read, at least. Of tiles that are slabs a little will do (1 x 1000000 x 16 of float32, backward, 73.9
+// us, two launches 81.7); others: 1.05 by 0.1, 1.03 by 0.5.
+constexpr double strided_meeting_kept(bool slabs) { return slabs ? 0.1 : 0.3; }
 
 // Where vectors do not divide columns of 16 and 32 bits, they are folded, if they can be (an H100 takes for 4 x 30000 x
 // 257 of float32 164 us, as single columns 224; of 16 bits 99, 160).
