@@ -1,7 +1,7 @@
 // Warp regime: contiguous rows of at most 1024 elements, 512 of float64, each read once and written once. The row,
 // rounded up to a power of two, is the template parameter. Teams of 1 to 32 lanes hold a row each, or a few, in
 // registers; shuffles reduce. Rows of whole 16-byte vectors are held as such, others element by element: few of them,
-// up to 384 wide, of more of which a block has more threads, and those that cannot be staged (staged.cu), or on older
+// up to 320 wide, of more of which a block has more threads, and those that cannot be staged (staged.cu), or on older
 // GPUs. Rows of 16 bits may begin and end within vectors where something is fused, or where they have more than 1024
 // elements: up to 2048, forward some 2300, are a warp's where a block would leave too many threads idle; kernels for
 // these are told how many vectors a lane has room for.

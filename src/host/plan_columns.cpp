@@ -269,10 +269,10 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
   };
 
   // A part of a strip, by the fewest blocks, or more, up to a power of two.
-  const auto fits = [&](const tuning::ColumnsShape& shape, int most_cluster) {
+  const auto fits = [&](const tuning::ColumnsShape& shape) {
     plan.run =
         static_cast<int>(std::min<std::int64_t>(shape.segment / (plan.vector * bytes), power_of_two_from(strip)));
-    const int most_blocks = std::min(shape.most_cluster, most_cluster);
+    const int most_blocks = std::min(shape.most_cluster, architecture.max_cluster);
     for (int fewest = shape.least_cluster; fewest <= most_blocks; ++fewest) {
       share(fewest);
       if (plan.run * along > std::min(shape.threads, most_threads)) continue;
@@ -292,21 +292,21 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
              reads_much(problem, device, tuning::kColumnsTwiceL2Part);
     };
     const auto any_fits = [&](const auto& shapes) {
-      const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment, int most_cluster) {
+      const auto fit = [&](const tuning::ColumnsKernel& kernel, int least_segment) {
         hold(kernel);
         return std::any_of(shapes.begin(), shapes.end(), [&](const auto& shape) {
-          return shape.segment >= least_segment && !rather_twice(shape) && fits(shape, most_cluster);
+          return shape.segment >= least_segment && !rather_twice(shape) && fits(shape);
         });
       };
-      if (!fit(largest_kernel, 0, architecture.max_cluster)) return false;
+      if (!fit(largest_kernel, 0)) return false;
       if (!vectors_held || many_threads ||
           !tuning::columns_rather_fewer(bytes, size_of(problem.result), problem.direction, problem.fused.any))
         return true;
       // segments whose sectors are written in parts are to be no shorter for it
       const int half_line = tuning::kLineBytes / 2, segment = plan.run * vector * bytes;
       return fit(tuning::kColumnsKernels[tuning::kSmallerKernel],
-                 begin_within_sectors(problem) ? std::max(segment, half_line) : half_line, architecture.max_cluster) ||
-             fit(largest_kernel, 0, architecture.max_cluster);
+                 begin_within_sectors(problem) ? std::max(segment, half_line) : half_line) ||
+             fit(largest_kernel, 0);
     };
     if (!(many_threads    ? any_fits(many_threads_shapes)
           : !vectors_held ? any_fits(tuning::kColumnWordsShapes)
@@ -565,8 +565,8 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
     return halves ? halves : words;
   };
   if (columns_are_vectors(problem, word)) {
-    const auto words = of(word);
-    return words ? words : folded_rather_than({});
+    if (const auto words = of(word)) return words;
+    return folded_rather_than({});
   }
   if (problem.fused.any) return single_columns_plan(problem, device, architecture);
   if (rather_singles(problem, device))

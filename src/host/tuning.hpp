@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -637,8 +636,8 @@ inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7},  ColumnsKern
 // The last but one of them are for slabs that are folded, and may begin and end within a vector. Backward rather has
 // the smaller one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197
 // take an H100 128 us in clusters of five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38,
-// 52, as tiles 55), but where that has no room rather the larger one than tiles in clusters of a GPC or to read twice,
-// if its blocks fill the GPU (of float32, 300 x 5000 x 49: 365 us, 654; of 16 bits, an H200 takes for 50 x 4000 x 51
+// 52, as tiles 55), but where that has no room rather the larger one than tiles in clusters of a GPC or to read twice
+// (of float32, 300 x 5000 x 49: 365 us, 654; of 16 bits, an H200 takes for 50 x 4000 x 51
 // 31.6, 41).
 inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel = 5;
 // The last one has 64 registers, and a multiprocessor 1024 threads of it, each with 128 bytes of four columns: as many
@@ -725,9 +724,10 @@ inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleEle
 // 130000 x 411 149, 160; others, by 64: 1.01, 1.02). By warps, whose lanes have so many each, or as many more threads.
 inline constexpr int kSingleWordsHeld = 32;
 constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 193 : 321; }
-// And however many there are, of strips of some length: where a thread has all of dim (5530 x 28 x 37 10.1 us, as tiles
-// 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9; but 16 x 21 x 263169 127, 116), or two have, and strips
-// are shorter than a warp's words (3314 x 53 x 25 9.8, as tiles 27.9; 19070 x 34 x 43 50.1, 48.4 at worst).
+// And however many there are, of strips of some length: where a thread, backward two, have all of dim (5530 x 28 x
+// 37 10.1 us, as tiles 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9; but 16 x 21 x 263169 127, 116), or
+// twice as many have, and strips are shorter than a warp's words (3314 x 53 x 25 9.8, as tiles 27.9; 19070 x 34 x
+// 43 50.1, 48.4 at worst).
 inline constexpr int kColumnSinglesStrip = 16, kColumnSinglesMostStrip = 256;
 constexpr bool rather_single_columns(std::int64_t strip, std::int64_t dim) {
   const std::int64_t held = kColumnSinglesKernels[kSharedSinglesKernel].vectors;
@@ -840,9 +840,8 @@ constexpr int columns_rather_held(int run, Direction direction) {
 // 5: 23, 40). Teams whose states do not meet by shuffles rather have one element more.
 constexpr int column_words_rather_held(int run) { return (run & (run - 1)) == 0 ? 7 : 8; }
 // Forward, of 16 bits, whose blocks exponentiate for as long as they load: threads rather have what the smaller kernel
-// holds, three of whose blocks share a multiprocessor, as long as a cluster has room for half a line of each row (an
-// H100 takes for 8 x 1500 x 640 16.4 us, 19.0; 4 x 8192 x 512 31.6, 33.3; 512 x 65536, dim 0, 52.9, 54.7; but 16384 x
-// 2048, dim 0, by sectors, 67, 63). Of 32 bits that takes as long, and backward longer in larger clusters.
+// holds, three of whose blocks share a multiprocessor, as long as a cluster has room for half a line of each row
+// (others 1.05). Of 32 bits that takes as long, and backward longer in larger clusters.
 constexpr bool columns_rather_fewer(int source_bytes, int result_bytes, Direction direction, bool fused) {
   return source_bytes == 2 && result_bytes == 2 && direction == Direction::forward && !fused;
 }
@@ -854,8 +853,8 @@ constexpr bool columns_rather_fewer(int source_bytes, int result_bytes, Directio
 inline constexpr Array kSpreadColumnsHeld{4, 8, 12, 16};
 inline constexpr int kSpreadColumnsBlock = 256;
 // Of columns that clusters could hold, blocks meet where they read at least as much as such a part of L2 (an H200 takes
-// for 9 x 9993 x 33 of float32, held, 20.0 us, so 14.6). Others: 1.08 where they read a quarter.
-inline constexpr int kMetL2Part = 6;
+// for 9 x 9993 x 33 of float32, held, 14.6 us, so 20.0). Others: 1.04 where they read a third, 1.08 where a quarter.
+inline constexpr int kMetL2Part = 5;
 // Whole strips: rather over more blocks, of which some load while others wait, than over larger ones (512 x 512 x 49 of
 // float32: 39 us by two of 224 threads, 42 by one of 352).
 inline constexpr int kColumnsWholeBlock = 256;
@@ -905,8 +904,7 @@ inline constexpr int kStaggeredMinColumns = 115;
 // 160 x 160 of float32: 65 us by half lines, 67 by whole ones and two warps, of 16 bits 37, 38). Clusters have any
 // number of blocks: of many waves, those are fastest of which most are under way (25 x 577 x 1001 of float32: 41.9 us
 // by five, 46.6 by eight; 51 x 577 x 1001 of 16 bits 47.2, 55.3), of few,
-// those of which a thread has little (16384 x 2048, dim 0, of float32: 91.8 us by sixteen, 99.6 by thirteen; 1 x 2660 x
-// 296 5.6 by eight, 6.5 by six).
+// those of which a thread has little (16384 x 2048, dim 0, of float32: 91.8 us by sixteen, 99.6 by thirteen).
 inline constexpr int kOverHalfAGpc = kGpc / 2 + 1;  // blocks, which some GPUs have no clusters of
 struct ColumnsShape {
   int segment, threads, least_cluster, most_cluster;
@@ -968,8 +966,8 @@ inline constexpr Array kColumnWordsShapes{
 // Vectors have longer columns in fewer and smaller blocks (20 x 5840 x 384 of float32: 106 us, 110 by blocks of 512).
 inline constexpr Array kManyThreadsShapes{ColumnsShape{kLineBytes, 256, 1, 8}};
 inline constexpr Array kManyThreadsHalvesShapes{ColumnsShape{kLineBytes, 256, 1, 8}, ColumnsShape{64, 512, 1, 8}};
-// Where rows of results begin within sectors, so that tiles overlap by a part of one, never shorter ones; or those of
-// words, where takes_less() says so.
+// Where rows of results begin within sectors, so that tiles overlap by a part of one, never shorter ones; or,
+// backward, those of words, where takes_less() says so.
 inline constexpr Array kManyThreadsOverlappingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc},
                                                      ColumnsShape{kLineBytes, 512, kOverHalfAGpc, kGpc}};
 // Of threads that have a part in shared memory, 256 bytes each in all, four blocks a multiprocessor: whole lines, or
@@ -1115,8 +1113,8 @@ constexpr int tile_columns(int source_bytes, int result_bytes) {
 // 333 of float32 142, 108, of 16 bits 91, 59). Single columns, where no vectors can be read, only where a GPC is taken,
 // as half of one has no room for half a line of each row.
 inline constexpr int kTileRatherTwice = 4;
-// Where what vectors read is at least such a part of L2 (1 x 30000 x 250 of 16 bits 23.2 us, as tiles 36.1; backward,
-// of 16 bits, 1 x 9000 x 131 17.0, 20.4). Others: 1.14, and more below.
+// Where what vectors read is at least such a part of L2 (1 x 30000 x 250 of 16 bits 23.2 us, as tiles 36.1).
+// Others: 1.14 at a fifth.
 inline constexpr int kTileTwiceL2Part = 10;
 
 // Two passes. A thread moves the columns of 16 bytes at once; of what is fused at most four.
@@ -1136,9 +1134,8 @@ constexpr int strided_online_threads(int vector, bool fused) {
 // takes for 154 x 31013 x 14 of float32, backward, 351 us, by 135 blocks 568). Segments are of up to so many vectors;
 // slabs that leave few threads idle may be tiles, which is one run of memory (2 x 135569 x 156 of float32 145
 // us, by segments of a line 286; 8 x 13644 x 344 of 16 bits, backward, 97, 174). Where no more than half of the
-// multiprocessors would have a block, blocks may have half of the threads: then twice as many have so many steps (1 x
-// 129907 x 8 of float32 11.3 us, by 43 blocks 13.3; 88 problems drawn at random: forward 0.90 of the time, backward
-// 0.96, 1.09 at most).
+// multiprocessors would have a block, blocks may have half of the threads: then twice as many have so many steps
+// (others: forward 1.10, backward 1.04).
 inline constexpr int kStridedVectorsWaves = 12;
 inline constexpr int kStridedVectorsMinSteps = 3;  // others, by one: 1.03, 1.04
 inline constexpr int kStridedVectorsMostRun = 32;
@@ -1168,8 +1165,8 @@ constexpr int strided_vector(int source_bytes, bool fused) {
 // Of vectors, all blocks run at once, meet between the passes, and keep in registers and shared memory what these have
 // room for, so that the second pass need not read that (an H200 takes for 1 x 500000 x 64 of float32 102 us, two
 // launches 106, of 16 bits 54.3, 60.4, backward 78.9, 82.3; 1 x 50257 x 512 of 16 bits 41.8, 48.6; 1 x 125000 x 64 of
-// float32 30.3, 33.7). Less than so much of L2 two launches find there, and these begin while a kernel before them ends
-// (an H100 takes for 1 x 100000 x 16 of float32 17.0 us, 16.7).
+// float32 30.3, 33.7). Less than so much of L2 two launches find there, and these begin while a kernel before them
+// ends.
 inline constexpr int kSplitsTogether = 9;  // states under way at once: half of what each of 512 threads has of 64
                                            // columns that are spread over 132 multiprocessors
 inline constexpr int kMeetingL2Part = 9;   // others: 1.02 at a sixth

@@ -323,7 +323,7 @@ int main() {
                       {few}, 1000, launch, [](const Plan& plan) { return plan.sectors; });
   CHECK(runs["total"] > 25);
   CHECK(runs["strided, folded, twice, on sectors, meeting"] > 20);
-  // and for the registers of clusters, unless threads have more than they rather would
+  // and for the registers of clusters
   CHECK(testing::run({{{1, 20001, 9}, {}, {1}}}, {small}, 5, launch)["total"] > 3);
   // halves of vectors, of which threads have a part in shared memory: alone and over clusters, in whole strips and in
   // tiles that overlap, of items that fill their slots and that do not, with gaps
