@@ -421,7 +421,9 @@ Offer offer_block(const Problem& problem, const Rows& rows, const Device& device
     return {{}, "rows held by a block need compute capability 8.0"};
   int vectors = vectors_under_way(problem, rows, device);
   if (vectors == 0) {
-    vectors = threads_for(rows, rows.held) > most_threads ? rows.most_held : rows.held;
+    // where something is fused, which threads of rows that begin anywhere have to find, fewer should have more of them
+    const bool most = (rows.ragged() && problem.fused.any) || threads_for(rows, rows.held) > most_threads;
+    vectors = most ? rows.most_held : rows.held;
     const std::int64_t threads = threads_for(rows, vectors);
     if (threads > most_threads) return {{}, "a row is wider than the registers of a block"};
     if (tuning::thins_blocks(size_of(problem.source), problem.direction, problem.fused.any) &&

@@ -322,7 +322,7 @@ Plan read_twice_plan(const Problem& problem, const Device& device, std::string_v
 
 // Vectors of columns of which large blocks of large clusters would fill the GPU are rather read twice, where blocks
 // meet; not gradients of 32 bits (an H200 takes for 33 x 28213 x 13 of float32 45.5 us, held by clusters 60.1; backward
-// 24 x 23198 x 18 of 16 bits 30.6, 37.7, but 73 x 2947 x 54 of float32 86.6, 60.7; for 135 problems drawn at random
+// 24 x 23198 x 18 of 16 bits 30.6, 37.7, but 73 x 2947 x 54 of float32 86.6, 60.7; for 120 problems drawn at random
 // 0.89 of the time; by smaller blocks 1.03, as words 1.10).
 std::optional<Plan> rather_met(const Problem& problem, const Device& device, const Plan& held) {
   if (problem.direction == Direction::backward && size_of(problem.source) > 2) return {};
