@@ -131,8 +131,8 @@ std::optional<Plan> few_columns_plan(const Problem& problem, const Device& devic
   plan.run = static_cast<int>(std::min<std::int64_t>(tuning::kFewColumnsRun, power_of_two_from(columns)));
   const std::int64_t lanes = kWarp / plan.run, operands = sources_of(problem);
   const std::int64_t rather = divide_up(dim, tuning::kFewColumnsHeld / operands);
-  std::int64_t along = power_of_two_from(rather),
-               most = tuning::few_columns_most_held(architecture.max_cluster, problem.direction);
+  std::int64_t along = power_of_two_from(rather);
+  int most = tuning::few_columns_most_held(architecture.max_cluster, problem.direction);
   if (along > lanes)
     along = dim <= lanes * tuning::few_columns_of_warp(problem.direction) ? lanes : divide_up(rather, lanes) * lanes;
   along = std::min<std::int64_t>(along, tuning::kFewColumnsThreads / plan.run);
@@ -323,8 +323,8 @@ std::optional<Plan> columns_held_up_to(int most_held, const Problem& problem, co
     return true;
   };
   const int least_strip =
-      vectors_held || singles ? tuning::kColumnsMinStrip : tuning::column_words_min_strip(problem.direction, false);
-  if (shifted && strip * vector * bytes <= tuning::column_words_min_strip(problem.direction, true)) {
+      vectors_held || singles ? tuning::kColumnsMinStrip : tuning::column_words_min_strip(problem.direction);
+  if (shifted && strip * vector * bytes <= tuning::kShiftedWordsMinStrip) {
     if (strip < kWarp || !whole()) return {};
   } else if (shifted && problem.in_place) {
     return {};
@@ -424,8 +424,7 @@ std::optional<Plan> rather_shared(const Problem& problem, const Device& device,
   const int blocks = kernel.max_block * kernel.blocks / sharing->block;
   const double waves =
       cost_of_columns(problem, device, *sharing, tuning::kSharingHalvesKernel, sharing->grid / sharing->cluster).waves;
-  const bool rather = segment >= segment_otherwise &&
-                      waves > tuning::kColumnsSharingWaves * (merely_fewer_blocks ? 4 : 1) &&
+  const bool rather = segment >= segment_otherwise && waves > tuning::columns_sharing_waves(merely_fewer_blocks) &&
                       tuning::share_multiprocessor(blocks, sharing->shared_bytes, device.shared_bytes_per_block);
   return rather ? sharing : std::nullopt;
 }
@@ -552,7 +551,7 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   // words that are shifted in every other row could be held as well, only if strips are short: a vector takes one
   // instruction where words take four, but has several columns' states to combine.
   const auto folded_rather_than = [&](const std::optional<Plan>& words) -> std::optional<Plan> {
-    if (words && strip_of(problem) * bytes > tuning::column_words_min_strip(problem.direction, true)) return words;
+    if (words && strip_of(problem) * bytes > tuning::kShiftedWordsMinStrip) return words;
     constexpr int kHalf = tuning::kManyThreadsColumns;
     const auto folds = slabs_may_fold(problem, vector) ? of(vector) : std::nullopt;
     // rather than words, only where vectors could be held, too: else dims are short, or slabs do not begin alike

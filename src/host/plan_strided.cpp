@@ -373,10 +373,10 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
   } else {
     if (const auto slabs = slabs_plan(problem, device)) return *slabs;
     if (const auto staggered = staggered_plan(problem, device)) return *staggered;
-    const auto held = columns_plan(problem, device, architecture);
-    const auto met = held ? rather_met(problem, device, *held) : std::nullopt;
-    if (met) return *met;
-    if (held) return *held;
+    if (const auto held = columns_plan(problem, device, architecture)) {
+      const auto met = rather_met(problem, device, *held);
+      return met ? *met : *held;
+    }
     const auto tile = tile_plan(problem, device, architecture);
     if (tile && !rather_read_twice(problem, device, *tile)) {
       // of 16 bits, such as slices, whose slabs begin elsewhere in results (an H200 takes for the last 17 of 18 x 15

@@ -637,8 +637,7 @@ inline constexpr Array kColumnsKernels{ColumnsKernel{4, 2, 128, 7},  ColumnsKern
 // the smaller one, of whose blocks a multiprocessor has three, in clusters of any size (of 16 bits, 1536 x 197 x 197
 // take an H100 128 us in clusters of five, 184 by the larger one in such of three, as words 168; 4096 x 128 x 33 38,
 // 52, as tiles 55), but where that has no room rather the larger one than tiles in clusters of a GPC or to read twice
-// (of float32, 300 x 5000 x 49: 365 us, 654; of 16 bits, an H200 takes for 50 x 4000 x 51
-// 31.6, 41).
+// (of float32, 300 x 5000 x 49: 365 us, 654; of 16 bits, an H200 takes for 50 x 4000 x 51 31.6, 41).
 inline constexpr int kSmallerKernel = 1, kFoldedKernel = 3, kManyThreadsKernel = 5;
 // The last one has 64 registers, and a multiprocessor 1024 threads of it, each with 128 bytes of four columns: as many
 // bytes as 512 threads hold of 256, but twice as many warps, of which some load while others compute, or wait for each
@@ -703,8 +702,8 @@ constexpr std::int64_t column_singles_most(int result_bytes, Direction direction
 // 15 of 16 bits 2.0, 3.2; backward 16 x 1267, dim 0, 1.2, 2.2; for 230 problems of up to 1.5 million elements 0.8 of
 // the time, 1.1 at most.)
 inline constexpr int kFewColumnsRun = 4;        // neighbours: with more of them, threads of a warp have less of dim
-inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
 inline constexpr int kFewColumnsThreads = 256;  // of a block, and of all blocks of a multiprocessor
+inline constexpr int kFewColumnsHeld = 8;       // elements that a thread rather has, of both operands together,
 // or so many of each, where a warp then has all of dim (others, by two: 1.18, 1.09).
 constexpr int few_columns_of_warp(Direction direction) { return direction == Direction::backward ? 8 : 12; }
 // And at most: of more, clusters take less, forward, where there are any (4 x 993 x 28 of bfloat16 2.7 us, 4.3).
@@ -823,9 +822,8 @@ constexpr bool folds_halves(Direction direction, int cluster, int cluster_of_vec
 // Bytes: of shorter strips, words have whole ones, or too much would overlap. Words that are shifted are rather folded
 // there, where they can be: a vector takes one instruction where these take four. Others: forward 1.3 at 512 bytes,
 // backward 1.11; shifted 1.10 at 256, 1.06 at 1024.
-constexpr int column_words_min_strip(Direction direction, bool shifted) {
-  return shifted ? 512 : direction == Direction::backward ? 256 : 192;
-}
+constexpr int column_words_min_strip(Direction direction) { return direction == Direction::backward ? 256 : 192; }
+inline constexpr int kShiftedWordsMinStrip = 512;
 inline constexpr int kColumnsMinStrip = 64;  // bytes: shorter ones need neighbours along dim to fill sectors
 inline constexpr int kColumnsBlock = 128;    // small blocks retire and refill smoothly
 // Elements of dim that a thread rather has, where `run` lanes have neighbours. Those of short strips lie as far apart
@@ -847,9 +845,9 @@ constexpr bool columns_rather_fewer(int source_bytes, int result_bytes, Directio
 }
 // Of so few columns that multiprocessors are idle, all that takes time is latency, that of the code a thread runs once
 // above all: blocks no larger than these rather have so many elements a thread, the first of which leaves each a
-// multiprocessor of its own (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a
-// thread of one block 5.8; 4096 x 8 3.2, 4.5; of 16 bits 5000 x 24 4.0, 5.2; for 726 problems drawn at random 0.91 of
-// the time, 1.2 at most, for 1210 with masks 0.74, 1.0).
+// multiprocessor of its own (an H200 takes for 1187 x 12 of float32, dim 0, 3.4 us, 20 a thread of one block 5.8; 4096
+// x 8 3.2, 4.5; of 16 bits 5000 x 24 4.0, 5.2; for 726 problems drawn at random 0.91 of the time, 1.2 at most, for 1210
+// with masks 0.74, 1.0).
 inline constexpr Array kSpreadColumnsHeld{4, 8, 12, 16};
 inline constexpr int kSpreadColumnsBlock = 256;
 // Of columns that clusters could hold, blocks meet where they read at least as much as such a part of L2 (an H200 takes
@@ -903,8 +901,8 @@ inline constexpr int kStaggeredMinColumns = 115;
 // more than long segments, and so is that a warp has all of dim, whose states then meet without a barrier (16 x 80 x
 // 160 x 160 of float32: 65 us by half lines, 67 by whole ones and two warps, of 16 bits 37, 38). Clusters have any
 // number of blocks: of many waves, those are fastest of which most are under way (25 x 577 x 1001 of float32: 41.9 us
-// by five, 46.6 by eight; 51 x 577 x 1001 of 16 bits 47.2, 55.3), of few,
-// those of which a thread has little (16384 x 2048, dim 0, of float32: 91.8 us by sixteen, 99.6 by thirteen).
+// by five, 46.6 by eight; 51 x 577 x 1001 of 16 bits 47.2, 55.3), of few, those of which a thread has little (16384 x
+// 2048, dim 0, of float32: 91.8 us by sixteen, 99.6 by thirteen).
 inline constexpr int kOverHalfAGpc = kGpc / 2 + 1;  // blocks, which some GPUs have no clusters of
 struct ColumnsShape {
   int segment, threads, least_cluster, most_cluster;
@@ -977,7 +975,7 @@ inline constexpr Array kManyThreadsOverlappingShapes{ColumnsShape{kLineBytes, 25
 // nor half lines instead of whole ones (40 x 1000 x 1000: 54, 63) nor less than a wave; where fewer blocks have the
 // same tiles, less than four (204 x 1384 x 116: 50.3, 53.2; 512 x 65536, dim 0, 39.5, 41.9). Others: 1.04 of less, 1.05
 // from two waves on.
-inline constexpr int kColumnsSharingWaves = 1;
+constexpr int columns_sharing_waves(bool merely_fewer_blocks) { return merely_fewer_blocks ? 4 : 1; }
 inline constexpr Array kColumnsSharingShapes{ColumnsShape{kLineBytes, 256, 1, kGpc}, ColumnsShape{64, 256, 1, kGpc}};
 // Clusters of a GPC take longer for short segments than to read twice: forward, of aligned vectors of 16 bits for less
 // than half a line (an H200 takes for 32768 x 4096, dim 0, 232 us, read twice 207; 1 x 25000 x 4008 175, 169; but of
