@@ -296,9 +296,10 @@ int main() {
       {{2, 7000, 8}, {}, {1}, 1},   {{3, 8000, 21}, {}, {1}, 5},      {{1, 20001, 1, 3}, {}, {1}},
       {{2, 4001, 300}, {}, {1}, 7}, {{1, 4000, 3}, {}, {1}, 2, true}, {{2, 6007, 16}, {}, {1}},
       {{1, 9005, 64}, {}, {1}},     {{4500, 128}, {}, {0}},           {{1, 4800, 3, 24}, {}, {1}},
-      {{1, 4501, 148}, {}, {1}},    {{1, 4003, 260}, {}, {1}, 4},     {{5, 9001, 11}, {}, {1}, 2}};
+      {{1, 4501, 148}, {}, {1}},    {{1, 4003, 260}, {}, {1}, 4},     {{5, 9001, 11}, {}, {1}, 2},
+      {{1, 9003, 13}, {}, {1}, 2},  {{3, 7001, 5}, {}, {1}}};
   runs = testing::run(long_columns, {ampere}, 5, launch);
-  CHECK(runs["strided, folded, twice"] + runs["strided, folded, twice, on sectors"] > 35);
+  CHECK(runs["strided, folded, twice"] + runs["strided, folded, twice, on sectors"] > 40);
   CHECK(runs["strided, folded, twice, meeting"] > 30);
   Device wider = ampere;  // to which a few slabs are a tile each
   wider.multiprocessors = 48;
@@ -359,9 +360,11 @@ int main() {
     return testing::run({columns}, {device}, 1000, launch, has_several)["total"];
   };
   CHECK(several({{8, 3, 131104}, {}, {1}}) >= 7);
+  CHECK(several({{8, 2, 131104}, {}, {1}}) >= 16);
   CHECK(several({{8, 2, 40002}, {}, {1}}) >= 8);
   CHECK(several({{4, 2, 40001}, {}, {1}, 1}) >= 8);
   CHECK(several({{8, 9, 131201}, {}, {1}}) >= 6);
+  CHECK(several({{8, 6, 131203}, {}, {1}, 1}) >= 9);
   // rows smaller than a vector that are many: also with results of another type
   runs = testing::run({{{16500, 3}, {}, {1}}, {{17001, 7}, {}, {1}}, {{16384, 1}, {}, {1}}, {{16389, 6}, {}, {1}}},
                       {small}, 1000, launch, [](const Plan& plan) { return plan.staged && plan.vector > 2; });
