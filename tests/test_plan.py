@@ -1217,7 +1217,8 @@ def test_columns_are_held_where_masks_are_the_same_for_some_of_outer(
     [
         (1, 2049, torch.bfloat16, torch.float32, False, 0),  # vectors of both begin alike: a block's
         (3000, 513, torch.float32, torch.float32, False, 32),
-        (90_000, 321, torch.float32, torch.float32, False, 32),
+        (90_000, 449, torch.float32, torch.float32, False, 32),
+        (90_000, 447, torch.float32, torch.float32, False, 0),  # staged
         (3000, 319, torch.float32, torch.float32, False, 0),
         (90_000, 513, torch.float32, torch.float32, True, 64),
         (90_000, 385, torch.float32, torch.float32, True, 32),

@@ -719,10 +719,11 @@ inline constexpr int kMoreColumnsMostHeld = 24;
 // result: up to so many of a row and its gradient, of which a block has 16 a thread, and so many rows a multiprocessor
 // (130 x 2049, if they began alike, 2.4 us, as vectors 3.5).
 inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleElementsBlock = 256;
-// Of 32 bits, narrower than 1024: staged, they take longer from these dims on (2637 x 733 backward 6.8 us, staged 9.1;
-// 130000 x 411 149, 160; others, by 64: 1.01, 1.02). By warps, whose lanes have so many each, or as many more threads.
+// Of 32 bits, narrower than 1024: staged, they take longer from these dims on (130000 x 411 backward 149 us, staged
+// 160; forward 16326 x 490 17.8, 19.3, 61224 x 490 59.8, 60.8; but 77922 x 385 66.0, 63.2, 417445 x 321 300, 269). By
+// warps, whose lanes have so many each, or as many more threads.
 inline constexpr int kSingleWordsHeld = 32;
-constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 193 : 321; }
+constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 193 : 449; }
 // And however many there are, of strips of some length: where a thread, backward two, have all of dim (5530 x 28 x
 // 37 10.1 us, as tiles 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9; but 16 x 21 x 263169 127, 116), or
 // twice as many have, and strips are shorter than a warp's words (3314 x 53 x 25 9.8, as tiles 27.9; 19070 x 34 x
