@@ -166,6 +166,25 @@ def test_forward(device: str, call: Masked, widen: bool) -> None:
     assert torch.equal(out.nan_to_num(7), got.nan_to_num(7))
 
 
+def dense(*shape: int, offset: int = 0) -> Layout:
+    return Layout(shape, tuple(range(len(shape))), (1,) * len(shape), offset)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [5, 13, 32, 49, 63, 64, 72, 97, 128, 144, 197, 257, 385, 577, 700])
+def test_a_bias_of_whole_rows(device: str, dim: int, dtype: torch.dtype, log: bool) -> None:
+    batch = 5 if device == "cpu" else 190  # so many that they are staged
+    for bias, scale in [
+        (dense(3, 9, dim), 1.0),
+        (dense(3, 9, dim, offset=1), -0.5),
+        (dense(batch, 1, 1, dim, offset=3), 0.25),
+    ]:
+        call = Masked(log, dense(batch, 3, 9, dim), -1, dtype, 0, None, False, bias, False, scale, False, None)
+        x, options = call.input(device), call.options(device)
+        assert_masked_forward(SOFTMAX[log](x, **options), call, x, options, device)
+
+
 @pytest.mark.parametrize("regime", ["block", "online", "split", "strided", "warp", "cluster"])
 @given(call=masked_calls())
 def test_every_regime(device: str, regime: str, call: Masked) -> None:

@@ -195,7 +195,8 @@ class FusedLine {
                                        Index reach, int phase = 0)
       : fusing_(&fusing), mask_(fusing.mask + mask), reach_(reach) {
     if (Operation::kAligned || (Operation::kMasked && N == 1)) return;  // nothing else is asked for
-    if (kForward && fusing.bias != nullptr) bias_ = fusing.bias + bias * bias_bytes();
+    if (Operation::kBiased || (kForward && fusing.bias != nullptr)) bias_ = fusing.bias + bias * bias_bytes();
+    if (Operation::kBiased) return;
     if (N >= 4 && !Operation::kMasked && fusing.aligned) {
       vectors_only_ = masks_aligned_ = true;
       return;
@@ -216,14 +217,20 @@ class FusedLine {
 
   __device__ __forceinline__ Index reach() const { return reach_; }
   // Whether all that is fused is a mask, or a bias, that can be read as vectors: of masks, words.
-  __device__ __forceinline__ bool vectors_only() const { return Operation::kAligned || vectors_only_; }
-  __device__ __forceinline__ bool masks_vectors() const { return Operation::kMasked || fusing_->masks_vectors; }
+  __device__ __forceinline__ bool vectors_only() const {
+    return Operation::kAligned || Operation::kBiased || vectors_only_;
+  }
+  __device__ __forceinline__ bool masks_vectors() const {
+    return Operation::kMasked || (!Operation::kBiased && fusing_->masks_vectors);
+  }
   // Then: whether masks are where vectors are.
   __device__ __forceinline__ bool masks_are_aligned() const {
     return Operation::kAligned || !kShifts || masks_aligned_;
   }
   __device__ __forceinline__ bool masks_neighbours() const { return fusing_->masks_neighbours; }
-  __device__ __forceinline__ bool biases_vectors() const { return kForward && fusing_->biases_vectors; }
+  __device__ __forceinline__ bool biases_vectors() const {
+    return Operation::kBiased || (kForward && fusing_->biases_vectors);
+  }
   __device__ __forceinline__ const std::uint8_t* mask() const { return mask_; }
   __device__ __forceinline__ const Source* bias() const { return reinterpret_cast<const Source*>(bias_); }
 
@@ -330,6 +337,16 @@ class FusedLine {
         if (element >= reach_) terms[i] = fusing_->operation.nothing();
       });
     }
+  }
+
+  // The same where Operation::kBiased. Of items 1 to kFull - 1, all exist in any line, and of item 0 those that are not
+  // before it.
+  template <int kItems, int kWord, int kFull>
+  __device__ __forceinline__ void biased_terms(Index first, Index step, Term* terms) const {
+    if (kWord > 1 && reinterpret_cast<std::uintptr_t>(bias() + first) % (kWord * sizeof(Source)) == 0)
+      biased_terms<kItems, kWord, kFull, true>(first, step, terms);
+    else
+      biased_terms<kItems, kWord, kFull, false>(first, step, terms);
   }
 
   // Once, after load(): looks at the mask and the diagonal.
@@ -511,6 +528,31 @@ class FusedLine {
     return excluded;
   }
 
+  // `kWords`: neighbours of the bias can be loaded at once.
+  template <int kItems, int kWord, int kFull, bool kWords>
+  __device__ __forceinline__ void biased_terms(Index first, Index step, Term* terms) const {
+    const Source* const from = bias() + first;
+    in_groups<kItems>([&](auto begin, auto end) {
+      Vec<Source, kWord> bias[end - begin]{};
+#pragma unroll
+      for (int item = begin; item < end; ++item) {
+        const Index at = first + item * step;
+        if (kWords && (item > 0 || first >= 0) && (item < kFull || at + kWord <= reach_)) {
+          bias[item - begin] = Vec<Source, kWord>::load(from + item * step);
+          continue;
+        }
+#pragma unroll
+        for (int k = 0; k < kWord; ++k)
+          if ((item > 0 || at + k >= 0) && (item < kFull || at + k < reach_))
+            bias[item - begin].insert(k, from + item * step + k);
+      }
+#pragma unroll
+      for (int i = begin * kWord; i < end * kWord; ++i)
+        terms[i] = terms[i] * fusing_->scale + bias[i / kWord - begin].widened(i % kWord);
+      keep_order();
+    });
+  }
+
   // Of N neighbours that begin at `first`, the line has those from begin_of() until end_of().
   __device__ __forceinline__ static int begin_of(Index first) { return first < 0 ? static_cast<int>(-first) : 0; }
   __device__ __forceinline__ int end_of(Index first) const {
@@ -564,7 +606,9 @@ class FusedLine {
     using Unsigned = std::make_unsigned_t<Index>;
     return static_cast<Unsigned>(element) < static_cast<Unsigned>(reach_);
   }
-  __device__ __forceinline__ bool with_real_bias() const { return sizeof(Source) != 2 || fusing_->bias_is_real; }
+  __device__ __forceinline__ bool with_real_bias() const {
+    return sizeof(Source) != 2 || (!Operation::kBiased && fusing_->bias_is_real);
+  }
 
   __device__ __forceinline__ Real bias_of(Index element) const {
     const std::int64_t at = static_cast<std::int64_t>(element) * fusing_->bias_step;

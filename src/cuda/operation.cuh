@@ -76,7 +76,7 @@ struct Forward {
   using State = MaxSum<Real>;
   using Term = Real;  // x; once reduced, see there
   static constexpr Direction kDirection = Direction::forward;
-  static constexpr bool kFused = kFused_, kMasked = false, kAligned = false;
+  static constexpr bool kFused = kFused_, kMasked = false, kAligned = false, kBiased = false;
 
   template <typename Other>
   using With = Forward<Source, Result, kFused, Other, kScalesWhat>;
@@ -377,6 +377,15 @@ struct MaskedForward : Forward<Source, Result, true, Log, kScalesAsLoaded<Source
   using With = MaskedForward<Source, Result, kAligned, Other>;
 };
 
+// The same of a scale and a bias, of the source's type, of neighbours; rows of vectors have whole ones of both.
+template <typename Of, typename Log = bool>
+struct BiasedForward : Forward<Of, Of, true, Log, Scales::nothing> {
+  static constexpr bool kBiased = true;
+
+  template <typename Other>
+  using With = BiasedForward<Of, Other>;
+};
+
 // softmax: dx = y (g - sum(g y)).  log_softmax: dx = g - exp(y) sum(g).
 template <typename Source_, typename Result_, bool kFused_ = false, typename Log = bool>
 struct Backward {
@@ -388,7 +397,7 @@ struct Backward {
     Real output, grad;
   };
   static constexpr Direction kDirection = Direction::backward;
-  static constexpr bool kFused = kFused_, kMasked = false, kAligned = false;
+  static constexpr bool kFused = kFused_, kMasked = false, kAligned = false, kBiased = false;
 
   template <typename Other>
   using With = Backward<Source, Result, kFused, Other>;

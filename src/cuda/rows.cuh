@@ -164,7 +164,7 @@ __device__ __forceinline__ FusedLine<Operation, Index, N, kShifts> fused_line(co
                                                                               const Offsets<kOperands>& offset,
                                                                               Index dim, int phase) {
   Index reach = dim;
-  if (!Operation::kMasked && arguments.fusing.causal) {
+  if (!Operation::kMasked && !Operation::kBiased && arguments.fusing.causal) {
     const std::int64_t until = offset.at[kRow] + arguments.fusing.diagonal + 1;
     reach = until < dim ? static_cast<Index>(until > 0 ? until : 0) : dim;
   }
@@ -427,7 +427,7 @@ class Row {
   // result, one by one, as such rows are rare.
   __device__ __forceinline__ void clean(Index first, Index step, int vectors,
                                         const typename Operation::Finish& finish) const {
-    if constexpr (Operation::kFused) {
+    if constexpr (Operation::kFused && !Operation::kBiased) {
       if (__builtin_expect(!finish.taints(), 1)) return;
 #pragma unroll 1
       for (int item = 0; item < vectors; ++item, first += step)

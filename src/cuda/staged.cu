@@ -120,10 +120,14 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
       const int from = turn >> log2_of(teams) & (arguments.lanes - 1);
       if (from == 0 && turn > 0) look_up(turn);
       OffsetsOf here{};
-      here.at[kMask] = __shfl_sync(kAllLanes, offsets.at[kMask], from, arguments.lanes);
-      if (!Operation::kMasked && !arguments.fusing.masks_neighbours)
-        for (const int operand : {kBias, kRow})
-          here.at[operand] = __shfl_sync(kAllLanes, offsets.at[operand], from, arguments.lanes);
+      const auto fetch = [&](auto... operands) {
+        ((here.at[operands] = __shfl_sync(kAllLanes, offsets.at[operands], from, arguments.lanes)), ...);
+      };
+      if constexpr (Operation::kBiased)
+        fetch(kBias);
+      else
+        fetch(kMask);
+      if (!Operation::kMasked && !Operation::kBiased && !arguments.fusing.masks_neighbours) fetch(kBias, kRow);
       fused = fused_line<1>(arguments, here, end, 0);
     }
     if constexpr (Operation::kMasked) {
@@ -197,7 +201,10 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
       else
         state = operation.template exponentiated<kItems, kWord, kWord>(terms, live, {max}, lanes);
     } else {
-      if constexpr (Operation::kFused && !kBackward) fused.template any_terms<kItems, kWord>(first, step, terms);
+      if constexpr (Operation::kBiased)
+        fused.template biased_terms<kItems, kWord, kFull>(first, step, terms);
+      else if constexpr (Operation::kFused && !kBackward)
+        fused.template any_terms<kItems, kWord>(first, step, terms);
 #pragma unroll
       for (int i = 0; i < kElements; ++i) {
         const bool ragged = i / kWord >= kFull || (i == 0 && kWord > 1);  // all others are the row's
@@ -246,7 +253,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
         const auto value = narrow<Result>(finish(terms[kElements], log));
         if (inside(tail)) staged.result[start + tail] = value;
       });
-    if constexpr (Operation::kFused)
+    if constexpr (Operation::kFused && !Operation::kBiased)
       if (__builtin_expect(finish.taints(), 0))
 #pragma unroll 1
         for (int i = 0; i < kElements + (kTail ? 1 : 0); ++i)
@@ -315,7 +322,8 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
           launch_grid<staged_rows<Operation, tuning::kStagedTailItems[tail], true>>(arguments, plan, pointers, stream);
         });
     if (plan.vector < kVector) {
-      constexpr int kMost = tuning::staged_most_items(sizeof(Source), Operation::kDirection, kFusesMore<Operation>);
+      constexpr int kMost =
+          tuning::staged_most_items(sizeof(Source), Operation::kDirection, kFusesMore<Operation>, Operation::kBiased);
       visit_items<tuning::staged_items, kMost>(plan.items, [&](auto items) {
         launch_grid<staged_rows<Operation, items>>(arguments, plan, pointers, stream);
       });
@@ -345,6 +353,9 @@ void launch_staged(const Problem& problem, const Plan& plan, const Pointers& poi
     } else {
       if constexpr (!kIsBackward<Operation>)
         if (masks_neighbours(problem)) return launch_told.template operator()<MaskedForward<Source, Result>>();
+      if constexpr (!kIsBackward<Operation> && std::is_same_v<Source, Result> &&
+                    tuning::has_biased_rows(sizeof(Source)))
+        if (has_biased_kernels(problem)) return launch_told.template operator()<BiasedForward<Source>>();
       launch.template operator()<Operation>();
     }
   });

@@ -25,7 +25,8 @@ __device__ __forceinline__ void hold_warp_rows(const RowArguments<Operation>& ar
   await_kernel_before();
   let_next_kernel_begin();
   constexpr bool kMayBeRagged =
-      kVector > 1 && tuning::vectors_may_be_ragged(sizeof(typename Operation::Source), Operation::kFused, kLog2Dim);
+      kVector > 1 && !Operation::kBiased &&
+      tuning::vectors_may_be_ragged(sizeof(typename Operation::Source), Operation::kFused, kLog2Dim);
   using RowOf = Row<Operation, int, kMayBeRagged, kVector, false>;
   hold_rows<RowOf, kVectors, kLayout.rows>(arguments, row_of(group, 0), groups, turns, kLayout.lanes, lane,
                                            Lanes{kLayout.lanes}, WarpExchange{});
@@ -65,6 +66,10 @@ void launch_warp(const Problem& problem, const Plan& plan, const Pointers& point
           if constexpr (kMost > kVectors)
             if (plan.items > kVectors) return launch.template operator()<Operation, kMost>();
         }
+        if constexpr (Operation::kFused && !kIsBackward<Operation> && kBytes == sizeof(typename Operation::Result) &&
+                      log2_dim <= tuning::biased_vectors_most_log2_dim(kBytes))
+          if (has_biased_kernels(problem) && biases_vectors(problem) && !plan.ragged)
+            return launch.template operator()<BiasedForward<typename Operation::Source>, kVectors>();
         // what is asked once a row shows where a lane has one vector of it
         constexpr bool kShort = kVectors == 1;
         if constexpr (kShort && !Operation::kFused && !kIsBackward<Operation> && !kScalesRows<Operation> &&

@@ -144,12 +144,20 @@ bool masks_vectors(const Problem& problem) {
          rows_start_on_vectors(problem, kSource, source_bytes) && rows_are_vectors(problem);
 }
 
+bool biases_neighbours(const Problem& problem) {
+  return problem.fused.only_bias() && problem.fused.bias_dtype == problem.source && problem.contiguous_rows() &&
+         problem.dim.groups[0].stride[kBias] == 1;
+}
+
 bool biases_vectors(const Problem& problem) {
-  const Fused& fused = problem.fused;
   const int bytes = size_of(problem.source);
-  return fused.only_bias() && fused.bias_dtype == problem.source && problem.contiguous_rows() &&
-         problem.dim.groups[0].stride[kBias] == 1 && rows_are_vectors(problem) &&
+  return biases_neighbours(problem) && rows_are_vectors(problem) &&
          rows_start_alike(problem, kBias, bytes, tuning::kVectorBytes / bytes);
+}
+
+bool has_biased_kernels(const Problem& problem) {
+  return problem.direction == Direction::forward && problem.source == problem.result && biases_neighbours(problem) &&
+         tuning::has_biased_rows(size_of(problem.source));
 }
 
 bool has_masked_kernels(const Problem& problem) {

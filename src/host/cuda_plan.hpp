@@ -71,8 +71,12 @@ Axis rows_in_order(const Problem& problem, const Plan& plan);
 bool masks_neighbours(const Problem& problem);
 // Whether the scale is positive in any case, and the vectors of rows have vectors of the mask, too.
 bool masks_vectors(const Problem& problem);
-// Whether it is a scale and a bias of the source's type, and rows of both are vectors, which begin alike.
+// Whether it is a scale and a bias of the source's type, of neighbours.
+bool biases_neighbours(const Problem& problem);
+// Whether rows of both are vectors, too, which begin alike.
 bool biases_vectors(const Problem& problem);
+// Whether there are kernels of the warp regime that know no more than these.
+bool has_biased_kernels(const Problem& problem);
 // Whether kernels of the block and cluster regimes that know no more than a scale and a mask take such a problem.
 bool has_masked_kernels(const Problem& problem);
 

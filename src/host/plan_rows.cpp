@@ -63,6 +63,15 @@ bool fuses_while_staged(const Problem& problem) {
   return problem.fused.any && (problem.direction == Direction::backward || !masks_neighbours(problem));
 }
 
+// Whether these are rows of 16 bits of which a bias and a scale is all that is fused.
+bool are_biased_halves(const Problem& problem) { return size_of(problem.source) == 2 && has_biased_kernels(problem); }
+
+// Elements that a lane has of a staged row before more lanes share it.
+int staged_values(const Problem& problem) {
+  return are_biased_halves(problem) ? tuning::kStagedBiasedValues
+                                    : tuning::staged_values(size_of(problem.source), fuses_while_staged(problem));
+}
+
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
 // where more than a quarter of the lanes that hold vectors would hold none, or half of them where something is fused,
 // also backward, or where such rows are narrow; not where rows fill the GPU so seldom that tuning::staged_waves() says
@@ -71,7 +80,9 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   const int source = size_of(problem.source);
   if (!tuning::has_staged_rows(source, size_of(problem.result), problem.fused.any)) return false;
   const bool fuses = fuses_while_staged(problem);
-  const int most = fuses               ? tuning::staged_fusing_most_dim(source, problem.direction, problem.fused.causal)
+  const bool biased = are_biased_halves(problem);
+  const int most = biased              ? tuning::kStagedBiasedMostDim
+                   : fuses             ? tuning::staged_fusing_most_dim(source, problem.direction, problem.fused.causal)
                    : problem.fused.any ? tuning::staged_masked_most_dim(source)
                                        : tuning::kStagedMostDim;
   if (problem.dim.size > most || !problem.packed_rows()) return false;
@@ -80,17 +91,17 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
   for (int operand = 0; operand < kWhole; ++operand)
     if (problem.has(operand) && problem.misalignment[operand] != 0) return false;
   const int lanes = held_layout(rows).lanes;
-  if (waves_of(rows, lanes, device) <=
-          tuning::staged_waves(source, rows.dim, tiny, problem.fused.any, problem.direction) &&
-      rows.fits_warp)
-    return false;
+  const double waves = biased ? tuning::kStagedBiasedWaves
+                              : tuning::staged_waves(source, rows.dim, tiny, problem.fused.any, problem.direction);
+  if (waves_of(rows, lanes, device) <= waves && rows.fits_warp) return false;
   if (problem.dim.size % rows.vector != 0) return true;
   const std::int64_t room = lanes * divide_up(rows.vectors, lanes);  // of so many vectors
   if (problem.fused.any) {
     const bool both = problem.fused.mask && problem.fused.bias;
+    if (biased) return rows.dim <= tuning::kStagedBiasedAlignedDim && rows.vectors < room;
     if (rows.dim <= tuning::staged_aligned_dim(source, problem.direction, fuses, both) &&
         (problem.direction == Direction::forward ||
-         tuning::staged_lanes(static_cast<int>(rows.dim), source, fuses) < lanes))
+         tuning::staged_lanes(static_cast<int>(rows.dim), source, staged_values(problem)) < lanes))
       return true;
     return 2 * rows.vectors <= room;
   }
@@ -106,7 +117,7 @@ std::int64_t threads_for(const Rows& rows, std::int64_t vectors) {
 int staged_lanes(const Problem& problem, const Rows& rows, const Device& device) {
   const int dim = static_cast<int>(problem.dim.size), source = size_of(problem.source);
   const bool forward_halves = problem.direction == Direction::forward && source == 2;
-  int lanes = tuning::staged_lanes(dim, source, fuses_while_staged(problem));
+  int lanes = tuning::staged_lanes(dim, source, staged_values(problem));
   const auto suits_more = [&](const tuning::StagedFew& few) {
     return (few.forward_halves || !forward_halves) && dim > few.words * lanes * tuning::staged_word(source) &&
            2 * lanes * rows.count <= std::int64_t{few.lanes} * device.multiprocessors;
@@ -123,7 +134,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   plan.staged = true;
   const bool tiny = are_tiny(rows, problem, device);
   if (!tiny) plan.threads_per_row = staged_lanes(problem, rows, device);
-  const bool small = tuning::suits_small_staged_block(source, plan.threads_per_row);
+  const bool small = tuning::suits_small_staged_block(dim, source, plan.threads_per_row);
   plan.block = small ? tuning::kStagedSmallBlock : tuning::kWarpBlock;
   int unit;  // rows of one turn of all threads, and of whole vectors
   if (tiny) {
@@ -134,7 +145,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
     plan.why = "rows smaller than 16 bytes: a run of them through shared memory, a thread takes whole vectors of it";
   } else {
     plan.vector = tuning::staged_word(source);
-    plan.run = tuning::staged_apart(dim, plan.vector, plan.threads_per_row);
+    plan.run = tuning::staged_apart(dim, plan.vector, plan.threads_per_row, plan.block);
     const int turn = plan.threads_per_row * plan.vector, all = dim / turn, left = dim % turn;  // elements of all lanes
     plan.items = static_cast<int>(divide_up(dim, turn));
     const bool masked = problem.direction == Direction::forward && masks_neighbours(problem);

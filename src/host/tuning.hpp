@@ -205,6 +205,13 @@ constexpr bool has_staged_rows(int source_bytes, int result_bytes, bool fused) {
   return source_bytes < 8 && (!fused || source_bytes == result_bytes);
 }
 
+// Rows that have a bias, and no more than that and a scale, have kernels of their own where they are staged, and of 16
+// bits where a warp holds vectors of rows this narrow: to ask what else is fused takes a lane of such as long as the
+// rest (an H200 takes for 1024 x 8 x 128 x 128 of bfloat16 with a bias 145 us, else 207; 2048 x 6 x 144 x 144 300, 382;
+// but 512 x 8 x 256 x 256 288, 291).
+constexpr bool has_biased_rows(int source_bytes) { return source_bytes <= 4; }
+constexpr int biased_vectors_most_log2_dim(int source_bytes) { return source_bytes == 2 ? 8 : 0; }
+
 // Rows that share a mask or a bias follow each other where else half of what L2 has room for, or more, would pass
 // before it was asked for again (16 x 12 x 512 x 512 of float32 with 12 x 512 x 512: 105 us instead of 123; 16 x 4096 x
 // 4096 with 4096 x 4096: 533, 566). Not those that are narrow: they would leave the pages of memory that they have
@@ -225,9 +232,11 @@ inline constexpr int kStagedThreads = 1024;  // a multiprocessor, before blocks 
 // (an H200 takes for 4646 x 369 4.9 us, staged 6.3, their gradients 6.3, 9.1; 6742 x 171 3.9, 4.1, but 9451 x 158 4.9,
 // 4.1; 9292 x 33 3.2, 2.5), forward, of narrow ones little (4073 x 46 2.1, 1.8; 3937 x 90 of 16 bits 2.5, 1.8). Of up
 // to three elements, each would have sixteen lanes (7440 x 2: 1.7 us, staged 1.1; but 2195 x 7 of 16 bits, of which a
-// thread has eight, 1.8 staged). With masks, unmeasured.
+// thread has eight, 1.8 staged). With masks, forward, sooner (64 x 4 x 49 x 49 of bfloat16 with a mask of keys 5.5 us,
+// staged 2.9; 8 x 8 x 100 x 100 4.5, 2.9; of float32, 16 x 4 x 49 x 49 with a mask of queries and keys 2.9, 2.5, but
+// 8 x 8 x 33 x 33 2.1, 2.5); backward, unmeasured.
 constexpr double staged_waves(int source_bytes, std::int64_t dim, bool tiny, bool fused, Direction direction) {
-  if (fused) return 1;
+  if (fused) return direction == Direction::backward ? 1 : source_bytes == 2 ? 0.33 : 0.65;
   if (tiny && dim <= 3) return 0.25;
   if (source_bytes == 4 && dim > 128) return dim > 192 ? 3 : 2;
   return direction == Direction::forward && dim <= (source_bytes == 2 ? 128 : 64) ? 0.65 : 1;
@@ -241,12 +250,6 @@ constexpr int staged_min_blocks(Direction direction, bool fused, bool masked, in
   if (masked) return items > 20 ? 4 : items > 12 ? 6 : kWarpBlocks;
   return items * word > 24 ? 4 : items * word > 10 ? 6 : kWarpBlocks;
 }
-// Rows of 32 bits take a third of the instructions: sixteen small blocks, which have 74 KiB under way, keep memory
-// busiest (253 us of 512 MiB where large ones took 258); not where single rows are 2 KiB and more. There are only half
-// as many teams to lie `apart`, so that words of more rows meet in a bank than bank_turns() says; it does not show.
-inline constexpr int kStagedSmallBlock = 64;
-constexpr int staged_small_bytes(bool fused) { return fused ? 9 * 1024 : 4608; }  // to find masks takes time once
-constexpr bool suits_small_staged_block(int source_bytes, int lanes) { return source_bytes == 4 && lanes < kWarp; }
 // Elements that a lane has of a row before more lanes share it. Half as many of 32 bits of which more than a mask is
 // fused, or gradients of which anything is: masks and biases are not staged, and take registers (24 x 121 x 121 heads
 // of float32 with a bias 0.61 of a copy's speed, 0.56 with twice as many; 90 x 90 causal, backward, 1.0, 0.92; but of
@@ -288,10 +291,19 @@ constexpr int staged_items(int items) {
   return (items + step - 1) / step * step;
 }
 
+// Rows of 16 bits that have a bias, and no more than that and a scale: elements of a lane, as more of them leave room
+// for fewer threads (129 x 129 0.61 of a copy's speed, 0.49 with 16; 63 x 63 0.74, 0.64 with 32); the widest, but 769 x
+// 769 0.45, as vectors 0.63; the widest of those that start on 16 bytes, unless no lane that holds a vector would be
+// idle (72 x 72 0.78, as vectors 0.60, but 64 x 64 0.66, 0.79); and the waves as of staged_waves() (4 x 3 x 145 x
+// 145 2.7 us, not staged 5.9).
+inline constexpr int kStagedBiasedValues = 20, kStagedBiasedMostDim = 640, kStagedBiasedAlignedDim = 96;
+inline constexpr double kStagedBiasedWaves = 0.1;
+
 // The most that any lane has.
-constexpr int staged_most_items(int source_bytes, Direction direction, bool fuses) {
+constexpr int staged_most_items(int source_bytes, Direction direction, bool fuses, bool biased) {
   const int most_dim = fuses ? staged_fusing_most_dim(source_bytes, direction, false) : kStagedMostDim;
-  const int most = std::min(most_dim, staged_values(source_bytes, fuses));
+  const int most =
+      biased && source_bytes == 2 ? kStagedBiasedValues : std::min(most_dim, staged_values(source_bytes, fuses));
   return staged_items((most + staged_word(source_bytes) - 1) / staged_word(source_bytes));
 }
 
@@ -330,27 +342,41 @@ constexpr int bank_turns(const WordOf& word_of) {
   }
   return most;
 }
-constexpr int bank_turns(int dim, int word, int lanes, int apart) {
-  return bank_turns([=](int lane) { return lane / lanes * apart * dim / word + lane % lanes; });
+constexpr int bank_turns(int dim, int word, int lanes, int block, int apart) {
+  const int runs = std::max(1, block / lanes / apart);
+  return bank_turns([=](int lane) {
+    const int team = lane / lanes, row = team % runs * apart + team / runs;  // work::staged_row()
+    return row * dim / word + lane % lanes;
+  });
 }
 
 // How far apart the rows of neighbouring teams are: rows a little longer than all banks together meet in a few of them.
-constexpr int staged_apart(int dim, int word, int lanes) {
+constexpr int staged_apart(int dim, int word, int lanes, int block) {
   constexpr int kApart = kWarpBlock / kWarp;
-  return bank_turns(dim, word, lanes, kApart) < bank_turns(dim, word, lanes, 1) ? kApart : 1;
+  return bank_turns(dim, word, lanes, block, kApart) < bank_turns(dim, word, lanes, block, 1) ? kApart : 1;
 }
-constexpr int staged_bank_turns(int dim, int word, int lanes) {
-  return bank_turns(dim, word, lanes, staged_apart(dim, word, lanes));
+constexpr int staged_bank_turns(int dim, int word, int lanes, int block) {
+  return bank_turns(dim, word, lanes, block, staged_apart(dim, word, lanes, block));
+}
+
+// Rows of 32 bits take a third of the instructions: sixteen small blocks, which have 74 KiB under way, keep memory
+// busiest (253 us of 512 MiB where large ones took 258); not where single rows are 2 KiB and more, nor where only the
+// teams of a large one lie far enough `apart`: these have twice as many.
+inline constexpr int kStagedSmallBlock = 64, kStagedSmallTurns = 2;
+constexpr int staged_small_bytes(bool fused) { return fused ? 9 * 1024 : 4608; }  // to find masks takes time once
+constexpr bool suits_small_staged_block(int dim, int source_bytes, int lanes) {
+  return source_bytes == 4 && lanes < kWarp &&
+         staged_bank_turns(dim, staged_word(source_bytes), lanes, kStagedSmallBlock) <= kStagedSmallTurns;
 }
 
 // Few lanes a row mean few shuffles, and many words a lane that few are lost to rounding; more share it where that
 // spares turns.
-constexpr int staged_lanes(int dim, int source_bytes, bool fuses) {
+constexpr int staged_lanes(int dim, int source_bytes, int values) {
   const int word = staged_word(source_bytes);
   int lanes = 1;
-  while (lanes < kWarp && lanes * staged_values(source_bytes, fuses) < (dim + word - 1) / word * word) lanes *= 2;
-  while (lanes < kWarp && staged_bank_turns(dim, word, lanes) > kBankTurns &&
-         staged_bank_turns(dim, word, 2 * lanes) < staged_bank_turns(dim, word, lanes))
+  while (lanes < kWarp && lanes * values < (dim + word - 1) / word * word) lanes *= 2;
+  while (lanes < kWarp && staged_bank_turns(dim, word, lanes, kWarpBlock) > kBankTurns &&
+         staged_bank_turns(dim, word, 2 * lanes, kWarpBlock) < staged_bank_turns(dim, word, lanes, kWarpBlock))
     lanes *= 2;
   return lanes;
 }

@@ -176,6 +176,7 @@ struct Case {
   std::int64_t offset = 0;       // of every tensor, in elements
   bool peaked = false;           // most elements lie far below the maximum, which few threads see
   std::int64_t grad_offset = 0;  // of gradients, beyond that
+  bool biased = false;           // a scale and a bias of whole rows, of the source's type, are all that is fused
 };
 
 struct Precision {
@@ -292,6 +293,14 @@ class Call {
     fusion_.scale = one_in(2) ? 1 : one_in(2) ? 0.5 : one_in(2) ? -1 : 1e-50;
     fusion_.mask_includes = one_in(2);
     fusion_.dead_rows_are_zero = one_in(2);
+    if (case_.biased) {
+      fusion_.causal = Causal::none;
+      const auto groups = static_cast<std::ptrdiff_t>(random_bits() % (case_.sizes.size() - 1));
+      const Ints own(case_.sizes.begin() + groups, case_.sizes.end());
+      bias_.emplace(own, contiguous(own), source_.dtype, static_cast<std::int64_t>(random_bits() % 16));
+      for (std::int64_t i = 0; i < bias_->elements(); ++i) bias_->set(i, one_in(20) ? -INFINITY : normal(2));
+      return;
+    }
     if (one_in(2) || fusion_.causal == Causal::none) {
       mask_.emplace(broadcast(case_.sizes, std::nullopt));
       for (std::int64_t i = 0; i < mask_->elements(); ++i)

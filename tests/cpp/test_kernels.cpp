@@ -374,6 +374,12 @@ int main() {
                                           {{2, 3, 2048}, {}, {2}}, {{30, 2, 257}, {}, {2}}, {{2, 2, 9000}, {}, {2}}};
   CHECK(testing::run(masked, {device}, 25, launch)["total"] > 100);
   CHECK(testing::run({{{24, 8192}, {}, {1}}}, {device}, 5, launch)["total"] > 3);
+  // and biases, of rows with few and many lanes, beginning anywhere; forward, the kernels that know nothing else
+  std::vector<testing::Case> biased;
+  for (const std::int64_t dim : {5, 13, 30, 32, 49, 56, 63, 64, 72, 97, 121, 128, 144, 197, 200, 257, 321, 385, 577})
+    for (const std::int64_t offset : {0, 3})
+      biased.push_back({{7, 3, 11 + 2000 / dim, dim}, {}, {3}, offset, false, 0, true});
+  CHECK(testing::run(biased, {small, device}, 1000, launch)["warp, fused"] > 300);
   // beside rows that begin anywhere, as masks do: of blocks and clusters
   const auto ragged = [](const Plan& plan) { return plan.ragged && plan.block > tuning::kWarp; };
   const std::vector<testing::Case> anywhere{{{3, 2, 1051}, {}, {2}},
@@ -395,6 +401,6 @@ int main() {
   const std::vector<testing::Case> turns{
       {{600, 257}, {}, {1}}, {{5, 120, 257}, {}, {2}}, {{2100, 33}, {}, {1}}, {{3, 170, 198}, {}, {2}}};
   CHECK(testing::run(turns, {small}, 5, launch)["warp, fused"] > 10);
-  CHECK_EQUAL(cuda::kernels_compiled(), 1254);  // more of them take longer to compile: is it worth it?
+  CHECK_EQUAL(cuda::kernels_compiled(), 1289);  // more of them take longer to compile: is it worth it?
   return summary();
 }
