@@ -247,7 +247,7 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
       const int bytes = sources_of(problem) * tuning::kVectorBytes;
       const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / resident) / bytes;
       const bool last = resident == 1 && cluster == architecture.max_cluster;
-      if (room < (last ? tuning::kClusterLeastSlots : tuning::kClusterSlots) * static_cast<double>(part)) continue;
+      if (room < (last ? 1 : tuning::kClusterSlots) * part) continue;
       plan.run = static_cast<int>(std::min<std::int64_t>(room, tuning::kClusterSlots * part));
       plan.shared_bytes = plan.run * bytes;
       const int clusters = resident * std::max(tuning::resident_clusters(device.multiprocessors, cluster), 1);
