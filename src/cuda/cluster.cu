@@ -3,7 +3,7 @@
 // block would do in turns. Thread t of block b is thread b * block + t of the row; otherwise this is the block regime.
 // Wide rows of forward partly in shared memory: see MoreVectors; the widest of backward there altogether: see
 // cluster_gradients. Blocks tell each other the states of their parts: see meeting.cuh. Each element is read once, but
-// for those of forward's widest rows that find no room, and written once.
+// for those of the widest rows that find no room, and written once.
 #include "cuda/dispatch.cuh"
 #include "cuda/meeting.cuh"
 
@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(tuning::kMaxBlock) cluster_row(const RowArgume
 }
 
 // A block's parts of its cluster's rows, which arrive in shared memory one after the other: in a ring for each operand,
-// with room for one part and some of the next, or all of it. Rows are counted by turns.
+// with room for one part and some of the next, or all of it; or for most of one part, the rest of which threads load
+// where they need it. Rows are counted by turns.
 template <typename Operation>
 class Parts {
  public:
@@ -155,24 +156,27 @@ class Parts {
       : dim_(static_cast<int>(arguments.dim)),
         size_(static_cast<int>(blockDim.x) * arguments.live * kVector),
         ring_(arguments.apart * kVector),
+        kept_(min(size_, ring_)),
         arrived_(arrived),
         rank_(rank) {}
 
   // Where the part after the one at `place` is.
-  __device__ __forceinline__ int after(int place) const { return wrapped(place + size_); }
+  __device__ __forceinline__ int after(int place) const { return wrapped(place + kept_); }
+  // Whether some of a part finds no room.
+  __device__ __forceinline__ bool has_rest() const { return kept_ < size_; }
 
   // Begins to copy what finds room beside the part before. One thread calls this and complete().
   __device__ __forceinline__ void begin(const RowOf& row, int turn, int place) const {
-    copy(row, turn, place, 0, min(size_, ring_ - size_));
+    copy(row, turn, place, 0, min(kept_, ring_ - kept_));
   }
 
-  // And the rest, when that is not needed any more; says how much is to arrive.
+  // And what else is kept, when that is not needed any more; says how much is to arrive.
   __device__ __forceinline__ void complete(const RowOf& row, int turn, int place) const {
-    copy(row, turn, place, min(size_, ring_ - size_), size_);
+    copy(row, turn, place, min(kept_, ring_ - kept_), kept_);
     const int from = first(row);
     const auto [begin, end] = whole_vectors(row);
     if (from < 0 && begin > 0) element_by_element(row, place, 0);
-    if (from + end < dim_ && end < size_) element_by_element(row, place, end);
+    if (from + end < dim_ && end < kept_) element_by_element(row, place, end);
     barrier(turn).expect(2 * (end - begin) * static_cast<unsigned>(sizeof(Source)));
   }
 
@@ -184,7 +188,7 @@ class Parts {
   __device__ __forceinline__ void for_vectors(const RowOf& row, int place, const Visit& visit) const {
     const int step = static_cast<int>(blockDim.x) * kVector, offset = static_cast<int>(threadIdx.x) * kVector;
     int element = first(row) + offset;
-    const int end = first(row) + size_ < dim_ ? first(row) + size_ : dim_;
+    const int end = min(first(row) + kept_, dim_);
     place = wrapped(place + offset);
     const auto visit_some = [&]<int kCount>(std::integral_constant<int, kCount>) {
       typename RowOf::Raw raw[kCount];
@@ -206,6 +210,23 @@ class Parts {
     while (element < end) visit_some(std::integral_constant<int, 1>{});
   }
 
+  // Calls visit(element of the row, end, terms) for this thread's vectors of the rest, which it loads: some at a time.
+  // Those that begin at `end` or later are not the part's.
+  template <typename Visit>
+  __device__ __forceinline__ void for_rest(const RowOf& row, const Visit& visit) const {
+    constexpr int kSome = tuning::kClusterRowsVectors;
+    const int step = static_cast<int>(blockDim.x) * kVector, end = min(first(row) + size_, dim_);
+#pragma unroll 1
+    for (int element = first(row) + kept_ + static_cast<int>(threadIdx.x) * kVector; element < end;
+         element += kSome * step) {
+      typename RowOf::Raw raw[kSome];
+      typename Operation::Term terms[kSome * kVector];
+      row.template load<false>(element, step, end, raw);
+      row.resolved_terms(raw, element, step, kSome, terms);
+      visit(element, end, terms);
+    }
+  }
+
  private:
   __device__ __forceinline__ Source* outputs() const { return reinterpret_cast<Source*>(dynamic_shared_memory()); }
   __device__ __forceinline__ Source* grads() const { return outputs() + ring_; }
@@ -220,7 +241,7 @@ class Parts {
   // Of the part, what can be copied as vectors: of the first row and the last, some would reach out of the tensor.
   __device__ __forceinline__ Range whole_vectors(const RowOf& row) const {
     const int vectors = work::vectors_in_row(dim_, kVector, row.phase());
-    Range range{0, min(max(vectors * kVector - rank_ * size_, 0), size_)};
+    Range range{0, min(max(vectors * kVector - rank_ * size_, 0), kept_)};
     if (row.vectors_only()) return range;
     if (first(row) < 0) range.begin = kVector;
     if (range.end > range.begin && first(row) + range.end > dim_) range.end -= kVector;
@@ -251,14 +272,15 @@ class Parts {
   }
 
   const int dim_, size_, ring_;  // elements of a row, of a part, and that each operand has room for
+  const int kept_;               // of a part, those that find room
   ArrivalBarrier* const arrived_;
   const int rank_;
 };
 
 // The widest rows of backward: of the clusters that would hold their two operands in registers a GPC has room for too
 // few, or for none. Clusters stay, and their rows arrive in shared memory, the next one, or some of it, while one is
-// computed there. Thread t of block b has vectors t, t + block, … of part b of each row. (Not of forward: see
-// tuning::clusters_may_share().)
+// computed there; where there is no room even for one, the next one while the rest of one is written. Thread t of block
+// b has vectors t, t + block, … of part b of each row. (Not of forward: see tuning::clusters_may_share().)
 template <typename Operation>
 __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
     cluster_gradients(const __grid_constant__ RowArguments<Operation> arguments) {
@@ -293,10 +315,13 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
       __syncthreads();  // the row before has been written: its place is free
       const RowOf row = row_of(turn);
       if (threadIdx.x == 0) {
-        parts.complete(row, turn, place);
+        if (turn == 0 || !parts.has_rest()) parts.complete(row, turn, place);
         if (turn + 1 < turns) parts.begin(row_of(turn + 1), turn + 1, parts.after(place));
       }
       State held;
+      parts.for_rest(row, [&](int, int, Term* terms) {
+        operation.template add<tuning::kClusterRowsVectors * kVector>(held, terms);
+      });
       parts.await(turn);
       parts.for_vectors(row, place, [&]<int kCount>(int, const typename RowOf::Raw(&raw)[kCount]) {
         Term terms[kCount * kVector];
@@ -325,6 +350,15 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
             else
               row.store(element, 0, value);
           }
+        });
+        if (!parts.has_rest()) return;
+        __syncthreads();  // what is in shared memory has been written
+        if (threadIdx.x == 0 && turn + 1 < turns) parts.complete(row_of(turn + 1), turn + 1, parts.after(place));
+        parts.for_rest(row, [&](int element, int end, const Term* terms) {
+#pragma unroll
+          for (int i = 0; i < tuning::kClusterRowsVectors; ++i)
+            if (element + i * apart < end)
+              row.store(element, i * apart, [&](int k) { return finish.of(k)(terms[i * kVector + k], log); });
         });
       });
     }

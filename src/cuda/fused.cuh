@@ -340,13 +340,13 @@ class FusedLine {
   }
 
   // The same where Operation::kBiased. Of items 1 to kFull - 1, all exist in any line, and of item 0 those that are not
-  // before it.
+  // before it; for a line that does not exist, another's bias is read.
   template <int kItems, int kWord, int kFull>
-  __device__ __forceinline__ void biased_terms(Index first, Index step, Term* terms) const {
+  __device__ __forceinline__ void biased_word_terms(Index first, Index step, Term* terms) const {
     if (kWord > 1 && reinterpret_cast<std::uintptr_t>(bias() + first) % (kWord * sizeof(Source)) == 0)
-      biased_terms<kItems, kWord, kFull, true>(first, step, terms);
+      biased_word_terms<kItems, kWord, kFull, true>(first, step, terms);
     else
-      biased_terms<kItems, kWord, kFull, false>(first, step, terms);
+      biased_word_terms<kItems, kWord, kFull, false>(first, step, terms);
   }
 
   // Once, after load(): looks at the mask and the diagonal.
@@ -530,7 +530,7 @@ class FusedLine {
 
   // `kWords`: neighbours of the bias can be loaded at once.
   template <int kItems, int kWord, int kFull, bool kWords>
-  __device__ __forceinline__ void biased_terms(Index first, Index step, Term* terms) const {
+  __device__ __forceinline__ void biased_word_terms(Index first, Index step, Term* terms) const {
     const Source* const from = bias() + first;
     in_groups<kItems>([&](auto begin, auto end) {
       Vec<Source, kWord> bias[end - begin]{};

@@ -202,7 +202,7 @@ __device__ __forceinline__ void take_staged(const RowArguments<Operation>& argum
         state = operation.template exponentiated<kItems, kWord, kWord>(terms, live, {max}, lanes);
     } else {
       if constexpr (Operation::kBiased)
-        fused.template biased_terms<kItems, kWord, kFull>(first, step, terms);
+        fused.template biased_word_terms<kItems, kWord, kFull>(first, step, terms);
       else if constexpr (Operation::kFused && !kBackward)
         fused.template any_terms<kItems, kWord>(first, step, terms);
 #pragma unroll

@@ -75,7 +75,8 @@ bool masks_vectors(const Problem& problem);
 bool biases_neighbours(const Problem& problem);
 // Whether rows of both are vectors, too, which begin alike.
 bool biases_vectors(const Problem& problem);
-// Whether there are kernels of the warp regime that know no more than these.
+// Whether kernels of the warp regime that know no more than a scale and such a bias take such rows, if they are staged
+// or vectors.
 bool has_biased_kernels(const Problem& problem);
 // Whether kernels of the block and cluster regimes that know no more than a scale and a mask take such a problem.
 bool has_masked_kernels(const Problem& problem);

@@ -232,9 +232,10 @@ double under_way(const Rows& rows, int cluster) {
 }
 
 // Clusters that stay: of the fewest blocks, two a multiprocessor where possible, that have room for two rows, and turns
-// enough; where none has room, the largest.
+// enough; where none has, the largest, of a row that it has room for, or, where no cluster's registers have (`widest`),
+// for most of it.
 std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& rows, const Device& device,
-                                           const tuning::Architecture& architecture) {
+                                           const tuning::Architecture& architecture, bool widest) {
   if (!tuning::has_cluster_gradients(size_of(problem.source), problem.direction, problem.fused.any)) return {};
   for (const int resident : {2, 1})
     for (int cluster = 2; cluster <= architecture.max_cluster; cluster *= 2) {
@@ -247,13 +248,19 @@ std::optional<Plan> cluster_gradients_plan(const Problem& problem, const Rows& r
       const int bytes = sources_of(problem) * tuning::kVectorBytes;
       const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block / resident) / bytes;
       const bool last = resident == 1 && cluster == architecture.max_cluster;
-      if (room < (last ? 1 : tuning::kClusterSlots) * part) continue;
+      const double least = !last    ? tuning::kClusterSlots
+                           : widest ? tuning::kClusterWidestSlots
+                                    : tuning::kClusterLeastSlots;
+      if (room < least * static_cast<double>(part)) continue;
+      plan.passes = part > room ? 2 : 1;
       plan.run = static_cast<int>(std::min<std::int64_t>(room, tuning::kClusterSlots * part));
       plan.shared_bytes = plan.run * bytes;
       const int clusters = resident * std::max(tuning::resident_clusters(device.multiprocessors, cluster), 1);
       if (resident > 1 && rows.count < tuning::kClusterTurns * clusters) return {};
       plan.grid = std::min<std::int64_t>(rows.count, clusters) * cluster;
-      plan.why = "a row fits in the shared memory of a cluster of blocks, where the next one arrives meanwhile";
+      plan.why = plan.passes == 1
+                     ? "a row fits in the shared memory of a cluster of blocks, where the next one arrives meanwhile"
+                     : "shared memory of a cluster of blocks has room for most of a row: the rest is read twice";
       return plan;
     }
   return {};
@@ -515,7 +522,9 @@ Offer offer_cluster(const Problem& problem, const Rows& rows, const Device& devi
     if (cluster == 0) cluster = architecture.max_cluster;
     std::int64_t threads = threads_for(rows, cluster * rows.most_cluster);  // of a block
     if (tuning::gradients_rather_arrive(cluster, static_cast<int>(threads)))
-      if (const auto gradients = cluster_gradients_plan(problem, rows, device, architecture)) return {gradients};
+      if (const auto gradients =
+              cluster_gradients_plan(problem, rows, device, architecture, threads > tuning::kMaxBlock))
+        return {gradients};
     if (const auto shared = sharing_clusters_plan(problem, rows, device, architecture, cluster, threads))
       return {shared};
     // as many threads as find room where these do

@@ -546,9 +546,13 @@ constexpr bool shared_vectors_first(int threads, int shared_bytes) {
 inline constexpr int kClusterTimesHeld = 5;
 inline constexpr int kClusterRestVectors = 2;  // that a thread loads together of what it reads twice
 
-// Rows at most that arrive at once. Of the widest, less than one beside the one that is computed, or nothing: to read
-// some twice takes longer (322 x 850001 of bfloat16 2.0 us a million elements, 2.24).
-inline constexpr int kClusterSlots = 2;
+inline constexpr int kClusterSlots = 2;            // rows at most that arrive at once
+inline constexpr double kClusterLeastSlots = 1.1;  // of a row: less room would leave memory idle while one is computed
+// Where registers do not have it either, less all the same, and down to a part of the row, the rest of which is read
+// twice, as long as the online regime's clusters take longer (322 x 850001 of bfloat16, backward, which finds room: 549
+// us, online 613; 925001 580, 677; 1200001 873, 895; 1400001 1054, 1044; of float32, 550001 681, 766; 700001 1017,
+// 1013).
+inline constexpr double kClusterWidestSlots = 0.67;
 inline constexpr int kClusterRowsVectors = 2;  // of each operand, that a thread takes from there at once
 // Clusters that find room at once where a multiprocessor takes one block, at least. A GPC has up to 18 multiprocessors,
 // of which clusters can count on kGpc.

@@ -274,6 +274,17 @@ int main() {
   // and for the registers and the shared memory of clusters, which read the rest twice
   runs = testing::run({{{4, 900003}, {}, {1}}, {{4, 700000}, {700008, 1}, {1}, 1}}, {blackwell}, 1000, launch);
   CHECK(runs["cluster, clusters, twice"] >= 10);
+  // and backward for shared memory alone, of which the rest is read twice, beginning and ending anywhere
+  runs = testing::run({{{3, 140003}, {}, {1}, 1},
+                       {{3, 135001}, {135003, 1}, {1}},
+                       {{3, 280005}, {}, {1}, 3},
+                       {{3, 70001, 2}, {}, {1}, 2},
+                       {{3, 140003, 2}, {}, {1}, 6},
+                       {{3, 140000, 2}, {280016, 2, 1}, {1}, 1}},
+                      {blackwell}, 1000, launch,
+                      [](const Plan& plan) { return plan.staged && plan.regime == Regime::cluster; });
+  CHECK(runs["cluster, clusters, twice"] >= 5);
+  CHECK(runs["cluster, clusters, twice, interleaved"] >= 2);
   // or have all of a row there, what shared memory has first: clusters of sixteen blocks and, of 16 bits, of eight
   runs = testing::run({{{4, 250001}, {}, {1}, 1}, {{12, 200001}, {}, {1}, 3}, {{4, 500000}, {500008, 1}, {1}}},
                       {device}, 1000, launch,

@@ -314,15 +314,26 @@ int main() {
   Device hopper = gpu(90);
   hopper.multiprocessors = 16;
   hopper.shared_bytes_per_block = 227 << 10;
-  for (const std::int64_t dim : {165000, 170001, 200064, 256000, 400001}) {
+  const auto gradients = [](std::int64_t dim) {
     const std::vector<std::int64_t> sizes{18, dim}, strides{dim, 1}, last{1};
     const TensorView tensor{nullptr, DType::float32, 2, sizes.data(), strides.data()};
-    const Problem rows = make_problem(Operation::softmax, tensor, &tensor, tensor, last);
+    return make_problem(Operation::softmax, tensor, &tensor, tensor, last);
+  };
+  for (const std::int64_t dim : {165000, 170001, 200064, 256000, 400001, 450001, 500003, 650001}) {
+    const Problem rows = gradients(dim);
     const Plan here = plan(rows, hopper);
     CHECK(here.regime == Regime::cluster && here.staged && here.grid / here.cluster < 18);
+    CHECK_EQUAL(here.passes, dim < 460000 ? 1 : 2);  // what finds no room in shared memory
     CHECK(here.shared_bytes <= hopper.shared_bytes_per_block);
     CHECK(covers(rows, here));
   }
+
+  CHECK(plan(gradients(700001), hopper).regime == Regime::online);
+  // but not where registers have room and shared memory has not
+  Device blackwell = hopper;
+  blackwell.compute_capability = 120;
+  blackwell.shared_bytes_per_block = 99 << 10;
+  CHECK(plan(gradients(110007), blackwell).passes == 1 && !plan(gradients(110007), blackwell).staged);
 
   // columns so long that a GPC has room for short segments of them alone, or for parts of tiles: read twice, unless
   // they are so few that this would take longer
