@@ -1152,16 +1152,18 @@ def test_a_scale_alone_changes_no_plan_of_rows_or_gradients(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "biased", "causal", "backward"), [(torch.float32, 511, 319, 127), (torch.bfloat16, 127, 127, 95)]
+    ("dtype", "biased", "both", "causal", "backward"),
+    [(torch.float32, 511, 511, 319, 127), (torch.bfloat16, 640, 127, 127, 95)],
 )
 def test_narrow_rows_of_which_something_is_fused_are_staged(
-    dtype: torch.dtype, biased: int, causal: int, backward: int
+    dtype: torch.dtype, biased: int, both: int, causal: int, backward: int
 ) -> None:
     def is_staged(dim: int, **options: Any) -> bool:
         return ndsoftmax.explain((4096, 8, 30, dim), dtype=dtype, device="H200", **options).staged
 
     for dim in range(5, 1024, 2):
         assert is_staged(dim, bias=(1, 8, 30, dim)) == (dim <= biased)
+        assert is_staged(dim, bias=(1, 8, 30, dim), mask=(4096, 1, 1, dim)) == (dim <= both)
         assert is_staged(dim, causal=True) == (dim <= causal)
         assert is_staged(dim, causal=True, backward=True) == (dim <= backward)
         assert is_staged(dim, mask=(4096, 1, 1, dim)) == (dtype != torch.float32 or dim < 640)
@@ -1169,21 +1171,43 @@ def test_narrow_rows_of_which_something_is_fused_are_staged(
 
 @pytest.mark.parametrize(
     ("dtype", "biased", "both", "masked", "backward"),
-    [(torch.float32, 40, 63, 48, {24, 40}), (torch.bfloat16, 80, 80, 104, {24, 40, 48})],
+    [
+        (torch.float32, {24, 32, 40}, 63, 48, {24, 40}),
+        (torch.bfloat16, {24, 40, 48, 56, 80, 96}, 80, 104, {24, 40, 48}),
+    ],
 )
 def test_rows_of_vectors_of_which_something_is_fused_are_staged_where_they_are_narrow(
-    dtype: torch.dtype, biased: int, both: int, masked: int, backward: set[int]
+    dtype: torch.dtype, biased: set[int], both: int, masked: int, backward: set[int]
 ) -> None:
     def is_staged(dim: int, **options: Any) -> bool:
         return ndsoftmax.explain((4096, 8, 32, dim), dtype=dtype, device="H200", **options).staged
 
     for dim in (24, 32, 40, 48, 56, 64, 80, 96, 104, 112, 128, 256):
         bias, mask = (1, 8, 32, dim), (4096, 1, 1, dim)
-        assert is_staged(dim, bias=bias) == (dim <= biased)
+        assert is_staged(dim, bias=bias) == (dim in biased)  # of 16 bits, where vectors would leave lanes idle
         assert is_staged(dim, bias=bias, mask=mask) == (dim <= both)
         assert is_staged(dim, mask=mask) == (dim <= masked)
         # where lanes that share a row are no fewer then, they do as well by vectors
         assert is_staged(dim, mask=mask, backward=True) == (dim in backward)
+
+
+def test_few_rows_of_which_something_is_fused_are_staged_sooner() -> None:
+    def is_staged(heads: int, dim: int, dtype: torch.dtype, **options: Any) -> bool:
+        return ndsoftmax.explain((heads, dim, dim), dtype=dtype, device="H200", **options).staged
+
+    for heads in (2, 12):
+        assert is_staged(heads, 145, torch.bfloat16, bias=(heads, 145, 145)) == (heads > 2)
+    for heads in (64, 256):
+        assert is_staged(heads, 49, torch.bfloat16, mask=(heads, 1, 49)) == (heads > 64)
+        assert not is_staged(heads, 49, torch.bfloat16, mask=(heads, 1, 49), backward=True)
+    for heads in (32, 64):
+        assert is_staged(heads, 49, torch.float32, mask=(heads, 1, 49)) == (heads > 32)
+
+
+def test_staged_rows_that_would_meet_in_banks_have_larger_blocks() -> None:
+    blocks = {dim: ndsoftmax.explain((500_000, dim), device="H200").block for dim in range(129, 257, 2)}
+    larger = {129, 159, 161, 191, 193, 223, 225, 255}  # next to a multiple of as many words as there are banks
+    assert blocks == {dim: 128 if dim in larger else 64 for dim in blocks}
 
 
 def test_gradients_of_which_something_is_fused_go_to_fewer_threads() -> None:
