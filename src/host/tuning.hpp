@@ -262,8 +262,9 @@ inline constexpr int kStagedTogether = 4;  // words that a lane loads before it 
 // a warp to have several a thread (901 wide 0.88 of a copy's speed, staged 0.79, but 577 wide 0.80, 0.86).
 inline constexpr int kStagedMostDim = 1 << kWarpMaxLog2Dim;
 constexpr int staged_masked_most_dim(int source_bytes) { return source_bytes == 4 ? 639 : kStagedMostDim; }
-// Where more than a mask is fused: of 16 bits, those that vectors do as well by (heads of 146 x 146 of float16 with a
-// bias 38 us, staged 59; 124 x 124 0.36, staged 0.45). Of float32, such rows lie element by element up to 512 (with a
+// Where more than a mask is fused: of 16 bits, those that vectors do as well by (by the kernels that ask for all that
+// may be fused, heads of 146 x 146 of float16 with a bias took 38 us, staged 59; 124 x 124 0.36, staged 0.45; of a bias
+// alone, see kStagedBiasedMostDim). Of float32, such rows lie element by element up to 512 (with a
 // bias 257 wide 0.52, staged 0.71, 511 wide 0.55, 0.69), but what a diagonal leaves out need not be read there (321
 // wide 0.97). Gradients of which anything is fused sooner (128 x 6 x 257 x 257 of float32 with a mask 170 us, staged
 // 193; of float16, causal, 115 x 115 0.73, staged 0.65, but 74 x 74 0.49, 0.57).
@@ -274,9 +275,9 @@ constexpr int staged_fusing_most_dim(int source_bytes, Direction direction, bool
 // Of rows that start on 16 bytes, those up to so wide of which something is fused: to find what that is costs a lane,
 // for every row of which it has a vector or two, more than those do; staged, it does so for one row in several turns
 // (20 wide of float32 with a mask of keys 0.26 of a copy's speed, staged 0.79, 48 wide 0.62, 0.79, but 80 wide 0.86,
-// 0.76; of bfloat16, 40 wide 0.21, 0.65, 104 wide 0.46, 0.65, but 192 wide 0.74, 0.61; with a bias 80 wide 0.34, 0.49,
-// but 96 wide 0.45, 0.41). Gradients only where rows then have fewer lanes (40 wide of bfloat16 0.32, 0.58, but 64 wide
-// 0.53, 0.44).
+// 0.76; of bfloat16, 40 wide 0.21, 0.65, 104 wide 0.46, 0.65, but 192 wide 0.74, 0.61; with a bias, by the
+// same kernels, 80 wide 0.34, 0.49, but 96 wide 0.45, 0.41). Gradients only where rows then have fewer lanes (40 wide
+// of bfloat16 0.32, 0.58, but 64 wide 0.53, 0.44).
 constexpr int staged_aligned_dim(int source_bytes, Direction direction, bool fuses, bool mask_and_bias) {
   if (source_bytes == 2) return direction == Direction::backward ? 48 : fuses ? 80 : 104;
   return mask_and_bias ? 63 : fuses ? 40 : 48;
@@ -343,7 +344,7 @@ constexpr int bank_turns(const WordOf& word_of) {
   return most;
 }
 constexpr int bank_turns(int dim, int word, int lanes, int block, int apart) {
-  const int runs = std::max(1, block / lanes / apart);
+  const int runs = block / lanes / apart;
   return bank_turns([=](int lane) {
     const int team = lane / lanes, row = team % runs * apart + team / runs;  // work::staged_row()
     return row * dim / word + lane % lanes;
