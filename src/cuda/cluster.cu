@@ -10,6 +10,15 @@
 namespace ndsoftmax::cuda {
 namespace {
 
+// The terms of vectors that begin at first, first + step, … before `end`, and nothing for others.
+template <int kVectors, typename RowOf>
+__device__ __forceinline__ void load_terms(const RowOf& row, int first, int step, int end,
+                                           typename RowOf::Term* terms) {
+  typename RowOf::Raw raw[kVectors];
+  row.template load<false>(first, step, end, raw);  // rare, and twice in a kernel: ends apart would spill registers
+  row.resolved_terms(raw, first, step, kVectors, terms);
+}
+
 // The vectors of a row that a thread has beside those in registers: in shared memory, where it finds its own again, and
 // what that has no room for, which is read twice, the second time backwards: L2 still has the end. kFirst: there is
 // room for all, and they are asked for before those in registers.
@@ -55,7 +64,7 @@ class MoreVectors {
     if constexpr (!kFirst)
       for (int first = rest_; first < row.reach(); first += kTogether * step) {
         Term terms[kTogether * kVector];
-        load_rest(row, first, step, terms);
+        load_terms<kTogether>(row, first, step, row.reach(), terms);
         operation.template accumulate<kTogether, kVector, kVector>(of_rest_, terms);
       }
     await_copies();
@@ -77,7 +86,7 @@ class MoreVectors {
       for (int turn = left > 0 ? (left - 1) / apart : -1; turn >= 0; --turn) {
         const int at = rest_ + turn * apart;
         Term terms[kTogether * kVector];
-        load_rest(row, at, step, terms);
+        load_terms<kTogether>(row, at, step, row.reach(), terms);
 #pragma unroll
         for (int i = 0; i < kTogether; ++i)
           row.store(at, i * step, [&](int k) { return finish.of(k).again(terms[i * kVector + k], log); });
@@ -91,12 +100,6 @@ class MoreVectors {
 
  private:
   static constexpr int kTogether = tuning::kClusterRestVectors;
-
-  __device__ __forceinline__ static void load_rest(const RowOf& row, int first, int step, Term* terms) {
-    typename RowOf::Raw raw[kTogether];
-    row.template load<false>(first, step, row.reach(), raw);  // rare, and twice here: ends apart would spill registers
-    row.resolved_terms(raw, first, step, kTogether, terms);
-  }
 
   __device__ __forceinline__ static Source* slot(int i) {
     return reinterpret_cast<Source*>(dynamic_shared_memory()) +
@@ -162,8 +165,6 @@ class Parts {
 
   // Where the part after the one at `place` is.
   __device__ __forceinline__ int after(int place) const { return wrapped(place + kept_); }
-  // Whether some of a part finds no room.
-  __device__ __forceinline__ bool has_rest() const { return kept_ < size_; }
 
   // Begins to copy what finds room beside the part before. One thread calls this and complete().
   __device__ __forceinline__ void begin(const RowOf& row, int turn, int place) const {
@@ -214,15 +215,13 @@ class Parts {
   // Those that begin at `end` or later are not the part's.
   template <typename Visit>
   __device__ __forceinline__ void for_rest(const RowOf& row, const Visit& visit) const {
-    constexpr int kSome = tuning::kClusterRowsVectors;
+    constexpr int kTogether = tuning::kClusterRestVectors;
     const int step = static_cast<int>(blockDim.x) * kVector, end = min(first(row) + size_, dim_);
 #pragma unroll 1
     for (int element = first(row) + kept_ + static_cast<int>(threadIdx.x) * kVector; element < end;
-         element += kSome * step) {
-      typename RowOf::Raw raw[kSome];
-      typename Operation::Term terms[kSome * kVector];
-      row.template load<false>(element, step, end, raw);
-      row.resolved_terms(raw, element, step, kSome, terms);
+         element += kTogether * step) {
+      typename Operation::Term terms[kTogether * kVector];
+      load_terms<kTogether>(row, element, step, end, terms);
       visit(element, end, terms);
     }
   }
@@ -309,18 +308,19 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
     ArrivalBarrier::arrive_cluster();
     await_kernel_before();
     let_next_kernel_begin();
-    if (threadIdx.x == 0) parts.begin(row_of(0), 0, 0);
+    if (threadIdx.x == 0) {
+      parts.begin(row_of(0), 0, 0);
+      parts.complete(row_of(0), 0, 0);
+    }
+    __syncthreads();  // barriers are there
 #pragma unroll 1
     for (int turn = 0, place = 0; turn < turns; ++turn, place = parts.after(place)) {
-      __syncthreads();  // the row before has been written: its place is free
       const RowOf row = row_of(turn);
-      if (threadIdx.x == 0) {
-        if (turn == 0 || !parts.has_rest()) parts.complete(row, turn, place);
-        if (turn + 1 < turns) parts.begin(row_of(turn + 1), turn + 1, parts.after(place));
-      }
+      const bool begins_next = threadIdx.x == 0 && turn + 1 < turns;
+      if (begins_next) parts.begin(row_of(turn + 1), turn + 1, parts.after(place));
       State held;
       parts.for_rest(row, [&](int, int, Term* terms) {
-        operation.template add<tuning::kClusterRowsVectors * kVector>(held, terms);
+        operation.template add<tuning::kClusterRestVectors * kVector>(held, terms);
       });
       parts.await(turn);
       parts.for_vectors(row, place, [&]<int kCount>(int, const typename RowOf::Raw(&raw)[kCount]) {
@@ -351,12 +351,11 @@ __global__ void __launch_bounds__(tuning::kMaxBlock, 1)
               row.store(element, 0, value);
           }
         });
-        if (!parts.has_rest()) return;
-        __syncthreads();  // what is in shared memory has been written
-        if (threadIdx.x == 0 && turn + 1 < turns) parts.complete(row_of(turn + 1), turn + 1, parts.after(place));
+        __syncthreads();  // what was kept has been written: its place is free
+        if (begins_next) parts.complete(row_of(turn + 1), turn + 1, parts.after(place));
         parts.for_rest(row, [&](int element, int end, const Term* terms) {
 #pragma unroll
-          for (int i = 0; i < tuning::kClusterRowsVectors; ++i)
+          for (int i = 0; i < tuning::kClusterRestVectors; ++i)
             if (element + i * apart < end)
               row.store(element, i * apart, [&](int k) { return finish.of(k)(terms[i * kVector + k], log); });
         });

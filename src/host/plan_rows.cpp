@@ -2,6 +2,7 @@
 #include "host/planning.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "host/work.hpp"
 
@@ -72,6 +73,34 @@ int staged_values(const Problem& problem) {
                                     : tuning::staged_values(size_of(problem.source), fuses_while_staged(problem));
 }
 
+// Turns that shared memory takes when each lane of a warp wants its first word of a staged row.
+int bank_turns(int dim, int word, int lanes, int block, int apart) {
+  const int log2_runs = std::countr_zero(static_cast<unsigned>(block / lanes / apart));
+  return tuning::bank_turns(
+      [=](int lane) { return work::staged_row(lane / lanes, log2_runs, apart) * dim / word + lane % lanes; });
+}
+
+// How far apart the rows of neighbouring teams are: rows a little longer than all banks together meet in a few of them.
+int staged_apart(int dim, int word, int lanes, int block) {
+  constexpr int kApart = tuning::kWarpBlock / kWarp;
+  return bank_turns(dim, word, lanes, block, kApart) < bank_turns(dim, word, lanes, block, 1) ? kApart : 1;
+}
+
+int staged_bank_turns(int dim, int word, int lanes, int block) {
+  return bank_turns(dim, word, lanes, block, staged_apart(dim, word, lanes, block));
+}
+
+// Lanes that share a staged row. Few mean few shuffles, and many words a lane that few are lost to rounding; more share
+// it where that spares turns.
+int staged_lanes(const Problem& problem) {
+  const int dim = static_cast<int>(problem.dim.size), word = tuning::staged_word(size_of(problem.source));
+  const auto turns = [&](int lanes) { return staged_bank_turns(dim, word, lanes, tuning::kWarpBlock); };
+  int lanes = 1;
+  while (lanes < kWarp && lanes * staged_values(problem) < divide_up(dim, word) * word) lanes *= 2;
+  while (lanes < kWarp && turns(lanes) > tuning::kBankTurns && turns(2 * lanes) < turns(lanes)) lanes *= 2;
+  return lanes;
+}
+
 // Staging needs rows without gaps that start on 16 bytes as a whole. It pays where single rows do not, and, forward,
 // where more than a quarter of the lanes that hold vectors would hold none, or half of them where something is fused,
 // also backward, or where such rows are narrow; not where rows fill the GPU so seldom that tuning::staged_waves() says
@@ -100,8 +129,7 @@ bool should_stage(const Problem& problem, const Rows& rows, const Device& device
     const bool both = problem.fused.mask && problem.fused.bias;
     if (biased) return rows.dim <= tuning::kStagedBiasedAlignedDim && rows.vectors < room;
     if (rows.dim <= tuning::staged_aligned_dim(source, problem.direction, fuses, both) &&
-        (problem.direction == Direction::forward ||
-         tuning::staged_lanes(static_cast<int>(rows.dim), source, staged_values(problem)) < lanes))
+        (problem.direction == Direction::forward || staged_lanes(problem) < lanes))
       return true;
     return 2 * rows.vectors <= room;
   }
@@ -113,11 +141,11 @@ std::int64_t threads_for(const Rows& rows, std::int64_t vectors) {
   return whole_warps(divide_up(rows.vectors, vectors));
 }
 
-// Lanes that share a staged row: more of few rows.
+// The same, and more of few rows.
 int staged_lanes(const Problem& problem, const Rows& rows, const Device& device) {
   const int dim = static_cast<int>(problem.dim.size), source = size_of(problem.source);
   const bool forward_halves = problem.direction == Direction::forward && source == 2;
-  int lanes = tuning::staged_lanes(dim, source, staged_values(problem));
+  int lanes = staged_lanes(problem);
   const auto suits_more = [&](const tuning::StagedFew& few) {
     return (few.forward_halves || !forward_halves) && dim > few.words * lanes * tuning::staged_word(source) &&
            2 * lanes * rows.count <= std::int64_t{few.lanes} * device.multiprocessors;
@@ -134,7 +162,9 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
   plan.staged = true;
   const bool tiny = are_tiny(rows, problem, device);
   if (!tiny) plan.threads_per_row = staged_lanes(problem, rows, device);
-  const bool small = tuning::suits_small_staged_block(dim, source, plan.threads_per_row);
+  const bool small = source == 4 && plan.threads_per_row < kWarp &&
+                     staged_bank_turns(dim, tuning::staged_word(source), static_cast<int>(plan.threads_per_row),
+                                       tuning::kStagedSmallBlock) <= tuning::kStagedSmallTurns;
   plan.block = small ? tuning::kStagedSmallBlock : tuning::kWarpBlock;
   int unit;  // rows of one turn of all threads, and of whole vectors
   if (tiny) {
@@ -145,7 +175,7 @@ Plan staged_plan(const Problem& problem, const Rows& rows, const Device& device)
     plan.why = "rows smaller than 16 bytes: a run of them through shared memory, a thread takes whole vectors of it";
   } else {
     plan.vector = tuning::staged_word(source);
-    plan.run = tuning::staged_apart(dim, plan.vector, plan.threads_per_row, plan.block);
+    plan.run = staged_apart(dim, plan.vector, plan.threads_per_row, plan.block);
     const int turn = plan.threads_per_row * plan.vector, all = dim / turn, left = dim % turn;  // elements of all lanes
     plan.items = static_cast<int>(divide_up(dim, turn));
     const bool masked = problem.direction == Direction::forward && masks_neighbours(problem);

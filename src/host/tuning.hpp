@@ -343,44 +343,12 @@ constexpr int bank_turns(const WordOf& word_of) {
   }
   return most;
 }
-constexpr int bank_turns(int dim, int word, int lanes, int block, int apart) {
-  const int runs = block / lanes / apart;
-  return bank_turns([=](int lane) {
-    const int team = lane / lanes, row = team % runs * apart + team / runs;  // work::staged_row()
-    return row * dim / word + lane % lanes;
-  });
-}
-
-// How far apart the rows of neighbouring teams are: rows a little longer than all banks together meet in a few of them.
-constexpr int staged_apart(int dim, int word, int lanes, int block) {
-  constexpr int kApart = kWarpBlock / kWarp;
-  return bank_turns(dim, word, lanes, block, kApart) < bank_turns(dim, word, lanes, block, 1) ? kApart : 1;
-}
-constexpr int staged_bank_turns(int dim, int word, int lanes, int block) {
-  return bank_turns(dim, word, lanes, block, staged_apart(dim, word, lanes, block));
-}
 
 // Rows of 32 bits take a third of the instructions: sixteen small blocks, which have 74 KiB under way, keep memory
 // busiest (253 us of 512 MiB where large ones took 258); not where single rows are 2 KiB and more, nor where only the
 // teams of a large one lie far enough `apart`: these have twice as many.
 inline constexpr int kStagedSmallBlock = 64, kStagedSmallTurns = 2;
 constexpr int staged_small_bytes(bool fused) { return fused ? 9 * 1024 : 4608; }  // to find masks takes time once
-constexpr bool suits_small_staged_block(int dim, int source_bytes, int lanes) {
-  return source_bytes == 4 && lanes < kWarp &&
-         staged_bank_turns(dim, staged_word(source_bytes), lanes, kStagedSmallBlock) <= kStagedSmallTurns;
-}
-
-// Few lanes a row mean few shuffles, and many words a lane that few are lost to rounding; more share it where that
-// spares turns.
-constexpr int staged_lanes(int dim, int source_bytes, int values) {
-  const int word = staged_word(source_bytes);
-  int lanes = 1;
-  while (lanes < kWarp && lanes * values < (dim + word - 1) / word * word) lanes *= 2;
-  while (lanes < kWarp && staged_bank_turns(dim, word, lanes, kWarpBlock) > kBankTurns &&
-         staged_bank_turns(dim, word, 2 * lanes, kWarpBlock) < staged_bank_turns(dim, word, lanes, kWarpBlock))
-    lanes *= 2;
-  return lanes;
-}
 
 // Of few rows, whose time is latency, more lanes share each: while they have more words than either of these, if a
 // multiprocessor then has no more lanes than it says. Forward, 16 bits exponentiate twice, and do not go as far. (An
