@@ -708,6 +708,47 @@ def test_masked_columns(dim: int, inner: int, dtype: torch.dtype, broadcast: tup
     assert_close(grad_input, exact_grad, oracle.magnitude(alive, y.detach(), 2, log=False) * abs(scale))
 
 
+def view(tensor: torch.Tensor, before: int) -> torch.Tensor:
+    """The same elsewhere, so many elements after where memory begins."""
+    return torch.cat((tensor.flatten()[:before], tensor.flatten()))[before:].view(tensor.shape)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("broadcast", [(), (1,), (3,), (0, 1), (2,)])  # dimensions that share a mask, or a bias
+@pytest.mark.parametrize("begin", [0, 1, 3])  # elements before the mask, or the bias, and twice as many before columns
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("dim", "inner"), [(19, 264), (19, 263), (80, 66), (300, 64), (300, 63), (900, 33)])
+def test_columns_beside_masks_and_biases_that_begin_anywhere(
+    dim: int, inner: int, dtype: torch.dtype, begin: int, broadcast: tuple[int, ...], log: bool
+) -> None:
+    function = ndsoftmax.log_softmax if log else ndsoftmax.softmax
+    x = view(normal((3, 4, dim, inner)).to(dtype), 2 * begin).requires_grad_()
+    other = normal(tuple(1 if i in broadcast else size for i, size in enumerate(x.shape)), seed=1)
+    mask = view(other < 0.5, begin)
+    included = ~mask.expand(x.shape) if 2 not in broadcast else torch.ones_like(x, dtype=torch.bool)
+    for fused, scale in ((other.to(dtype), 0.5), (other.to(dtype), -0.5), (other, 1.0)):
+        bias = view(fused, begin)
+        for where in (None, included):
+            y = function(x, 2, bias=bias, where=where, scale=scale)
+            alive = included if where is not None else torch.ones_like(included)
+            exact = oracle.masked_forward(x.detach(), 2, alive, bias, scale, log=log)
+            shift = (
+                (x.detach().double() * abs(scale) + bias.double().abs()).abs().amax() if dtype == torch.float32 else 1
+            )
+            size = exact.where(alive, 0).abs() + 1 if log else exact
+            assert_close(y.detach(), exact, size * (1 + shift), torch.finfo(dtype).eps)
+    y = function(x, 2, where=included)
+    exact = oracle.masked_forward(x.detach(), 2, included, log=log)
+    size = exact.where(included, 0).abs() + 1 if log else exact
+    shift = x.detach().double().abs().amax() if dtype == torch.float32 else 1
+    assert_close(y.detach(), exact, size * (1 + shift), torch.finfo(dtype).eps)
+    grad = (normal(x.shape, seed=2) + 1).to(dtype)
+    (grad_input,) = torch.autograd.grad(y, x, grad)
+    alive = grad.where(included, 0)
+    output = y.detach().clamp(min=-1e9)  # whose exponential is zero, too
+    assert_close(grad_input, oracle.backward(alive, output, 2, log=log), oracle.magnitude(alive, output, 2, log=log))
+
+
 @pytest.mark.parametrize("broadcast", [(), (0, 1), (1,), (0, 1, 2)])  # dimensions that share a mask, or a bias
 @pytest.mark.parametrize("begin", [0, 1, 3, 4])  # elements before the mask, or the bias, and twice as many before rows
 @pytest.mark.parametrize("scale", [0.5, -0.5])
@@ -717,10 +758,6 @@ def test_rows_that_begin_anywhere_beside_masks_and_biases(
     dim: int, dtype: torch.dtype, scale: float, begin: int, broadcast: tuple[int, ...]
 ) -> None:
     shape = (3, 2, 5, dim)
-
-    def view(tensor: torch.Tensor, before: int) -> torch.Tensor:
-        return torch.cat((tensor.flatten()[:before], tensor.flatten()))[before:].view(tensor.shape)
-
     x = view(normal(shape).to(dtype), 2 * begin).requires_grad_()
     other = normal(tuple(1 if i in broadcast else size for i, size in enumerate(shape)), seed=1)
     mask = view(other < 0.5, begin)

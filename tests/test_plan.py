@@ -1231,9 +1231,40 @@ def test_columns_are_held_where_masks_are_the_same_for_some_of_outer(
     assert "registers" in scaled.why
     biased = ndsoftmax.explain((16, 12, 512, inner), 2, dtype=dtype, bias=(12, 1, inner), device="H200")
     assert "registers" in biased.why
-    assert biased.vector == 1 or dtype == torch.float32  # widened, as 16 bits would round what is added
+    assert biased.beside == (dtype == torch.float32 or inner != 511)
     three_groups = ndsoftmax.explain((4, 4, 12, 512, inner), 3, mask=(4, 1, 12, 512, 1), dtype=dtype, device="H200")
     assert "registers" not in three_groups.why
+
+
+@pytest.mark.parametrize(
+    ("dtype", "inner", "fused", "vector", "beside"),
+    [
+        (torch.bfloat16, 512, {"mask": (12, 512, 512)}, 8, True),
+        (torch.bfloat16, 512, {"mask": (12, 512, 1)}, 8, False),  # what all columns exclude is not loaded
+        (torch.bfloat16, 510, {"mask": (12, 512, 510)}, 2, False),  # of words, which are less than may be copied
+        (torch.bfloat16, 511, {"mask": (12, 512, 511)}, 1, False),
+        (torch.bfloat16, 512, {"bias": (12, 512, 512)}, 8, True),
+        (torch.bfloat16, 510, {"bias": (12, 512, 510)}, 2, True),
+        (torch.bfloat16, 511, {"bias": (12, 512, 511)}, 1, False),  # widened, as 16 bits would round what is added
+        (torch.bfloat16, 512, {"bias": (12, 512, 1)}, 1, False),
+        (torch.bfloat16, 510, {"bias": (12, 512, 510), "mask": (12, 512, 510)}, 1, False),
+        (torch.bfloat16, 510, {"bias": (12, 512, 510), "scale": -1.0}, 1, False),
+        (torch.float32, 512, {"bias": (12, 512, 512)}, 4, True),
+        (torch.float32, 512, {"bias": (12, 512, 512), "mask": (12, 512, 512)}, 4, False),
+        (torch.float32, 511, {"bias": (12, 512, 511), "mask": (12, 512, 511)}, 1, True),
+        (torch.float32, 511, {"mask": (12, 512, 511)}, 1, False),
+    ],
+)
+def test_what_is_fused_lies_beside_columns(
+    dtype: torch.dtype, inner: int, fused: dict[str, Any], vector: int, beside: bool
+) -> None:
+    shape = (11, 12, 512, inner)
+    chosen = ndsoftmax.explain(shape, 2, dtype=dtype, device="H200", **fused)
+    assert (chosen.vector, chosen.beside, chosen.passes) == (vector, beside, 1)
+    assert ("mask, or bias" in str(chosen)) == beside
+    assert not ndsoftmax.explain(shape, 2, dtype=dtype, device="H200").beside
+    small = ndsoftmax.explain(shape, 2, dtype=dtype, device="RTX 4090", **fused)
+    assert small.shared_bytes <= 99 * 1024
 
 
 @pytest.mark.parametrize(

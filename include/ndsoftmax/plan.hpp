@@ -52,6 +52,7 @@ struct Plan {
                           // meanwhile what registers and shared_bytes have room for
   bool slabs = false;     // strided, staged: whole slabs of dim × columns lie there, whose columns threads hold
   bool sectors = false;   // strided, read twice: columns are folded so that segments begin on sectors
+  bool beside = false;    // strided, columns: a mask or a bias is copied to shared_bytes, beside what threads hold
   int log2_dim = 0;       // warp, not staged: of the row, rounded up to a power of two, but at most 11
   int vector = 1;         // elements moved by one access; strided: columns that a thread works on at once
   int items = 1;          // accesses a thread holds in registers; cluster, strided: and in shared_bytes, if any

@@ -36,6 +36,7 @@ class Plan:
     staged: bool
     meets: bool
     sectors: bool
+    beside: bool
     slabs: bool
     log2_dim: int
     vector: int

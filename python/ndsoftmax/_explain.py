@@ -61,9 +61,11 @@ class Explanation:
         Where it would run.
     regime, outer, dim, inner, passes, why
         Which kernel runs on which sizes, how often it reads each element, and the reason.
-    vector, items, threads_per_row, grid, block, cluster, splits, staged, meets, slabs, shared_bytes, workspace_bytes
+    vector, items, threads_per_row, grid, block, cluster, splits, staged, meets, slabs, beside, shared_bytes,
+    workspace_bytes
         The shape of the launch, and the memory that it takes; `meets`: all blocks run at once, and meet between two
-        passes; `slabs`: blocks have small slabs of dim × inner, whole ones, in shared memory.
+        passes; `slabs`: blocks have small slabs of dim × inner, whole ones, in shared memory; `beside`: they have there
+        the mask, or the bias, of the columns that threads hold.
     shared_items : int
         Of a column's `items`, those that a thread has in shared memory.
     interleaved : int
@@ -97,6 +99,7 @@ class Explanation:
     staged: bool
     meets: bool
     slabs: bool
+    beside: bool
     shared_bytes: int
     workspace_bytes: int
     passes: int
@@ -132,7 +135,9 @@ class Explanation:
             lines["grid"] = f"{_count(self.grid, 'block')} × {_count(self.block, 'thread')}" + (
                 f" in clusters of {self.cluster}" if self.cluster > 1 else ", all at once" if self.meets else ""
             )
-            lines["shared"] = f"{self.shared_bytes} bytes a block"
+            lines["shared"] = f"{self.shared_bytes} bytes a block" + (
+                ", also for the mask, or bias, of what threads hold" if self.beside else ""
+            )
         if self.splits > 1:
             lines["splits"] = f"{self.splits} parts a {each}, {self.workspace_bytes} bytes of workspace"
         times = "once" if self.passes == 1 else "at most twice"

@@ -58,6 +58,23 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
 #endif
 }
 
+// The same, or zeros, where nothing is `wanted`: then nothing is read.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(wanted ? kBytes : 0)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
+                 "r"(wanted ? kBytes : 0)
+                 : "memory");
+#else
+  never_launched();
+#endif
+}
+
 // The same of 8 bytes, while L2 fetches their whole line of memory.
 __device__ __forceinline__ void copy_async_with_line(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -222,6 +239,11 @@ inline void copy_async(void* to, const void* from) {
     std::abort();  // as a GPU would
   }
   std::memcpy(to, from, kBytes);
+}
+template <int kBytes>
+inline void copy_async_or_zero(void* to, const void* from, bool wanted) {
+  if (wanted) return copy_async<kBytes>(to, from);
+  std::memset(to, 0, kBytes);
 }
 inline void copy_async_with_line(void* to, const void* from) { copy_async<8>(to, from); }
 inline void await_copies() {}

@@ -1,14 +1,17 @@
 // Strided regime, columns held in registers. A thread has one vector of neighbouring columns, 16 bytes that move at
 // once, or 8, and of them every along'th element of dim, which it loads straight from memory, all before it uses the
 // first. What bounds it is memory, as long as few instructions touch an element: there is no shared memory to go
-// through (but for masks of columns), no index and no predicate per element, and a step along dim is one addition.
+// through (but for what is fused), no index and no predicate per element, and a step along dim is one addition.
 //
 // `run` neighbouring lanes read neighbouring vectors, the threads along dim come next: small dims need one, larger ones
 // lanes of a warp, whose states meet by shuffles, then warps, then blocks of a cluster. Each element is read once and
 // written once. Of 16 bits it stays as it was loaded and is exponentiated twice, which takes half of the registers;
 // wider ones are exponentiated in their place. What is missing at the end of dim is held as what counts for nothing.
-// What is fused is applied to what is held, as it is to tiles (strided.cu). A bias would be rounded to 16 bits there:
-// so such columns are held one by one, each widened in a register of its own.
+// What is fused is applied to what is held. It takes as long to come, and there are no registers for it meanwhile: so
+// where masks or biases have vectors as columns do, of 4 bytes at least, each thread copies its own to shared memory
+// (Beside). Masks of words and single columns come before, as bits; the rest is applied as it is to tiles (strided.cu).
+// Of 16 bits, which would round it, a bias is added each time that an element is used, if it lies beside; else columns
+// are held one by one, each widened in a register of its own.
 //
 // Memory takes twice as long for sectors of 32 bytes that blocks write in parts as for all that is read. So where rows
 // begin within sectors, tiles overlap, and write whole ones (work::sectors_written()).
@@ -72,10 +75,12 @@ struct ColumnsArguments {
   int lead;  // vectors of the first tile before the first of all
   int strip_columns;
   bool next_begins_late;
-  bool masks_columns;  // all that is fused is a scale and a mask, which is vectors as columns are
-  int masks;           // where in shared memory they are, in bytes
-  int shared;          // slots that a thread has there, for items beside those in registers
-  int shared_at;       // where a block's are, in bytes
+  Beside beside;
+  int beside_at;  // where in shared memory that is, in bytes
+  int slots;      // that a thread has there at a turn
+  bool masks_are_words;
+  int shared;     // slots that a thread has there, for items beside those in registers
+  int shared_at;  // where a block's are, in bytes
   Fusing<Operation> fusing;
 };
 
@@ -269,6 +274,14 @@ __device__ __forceinline__ void store_if(unsigned condition, const Vec<T, N>& ve
 #endif
 }
 
+// Where in shared memory a thread has what lies beside its items in memory, of which each has a slot of its own.
+struct Slots {
+  std::uint8_t* first;
+  int apart;
+
+  __device__ __forceinline__ std::uint8_t* of(int item) const { return first + item * apart; }
+};
+
 // kItems: those in registers.
 template <typename Operation, int kItems, int kVector, ColumnsForm kForm, bool kShares>
 class HeldColumns {
@@ -288,6 +301,7 @@ class HeldColumns {
   // (512 x 65536 of float32, dim 0: 78 us instead of 82; 2048 x 16384: 81, 88; of 16 bits as fast without, and what is
   // fused has no registers to spare).
   static constexpr bool kLines = kVectors<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
+  static constexpr bool kBiased = Operation::kBiased;  // each time that a term is asked for, as they are held raw
   using States = VectorStates<Operation, kVector>;
 
   struct Finishes {
@@ -310,10 +324,13 @@ class HeldColumns {
 
   // The items that do not exist, a bit each.
   __device__ __forceinline__ unsigned missing() const { return shifted_left(~0u, mine_); }
-  // The items that are excluded or missing, a bit each, where masks lie a `step` apart from this first one. All of them
-  // are under way at once, before what is held takes the registers.
-  __device__ __forceinline__ unsigned excluded(const std::uint8_t* mask, std::int64_t step, bool excludes) const {
-    unsigned bytes[kItems]{}, excluded = 0;
+  // The items that are excluded or missing, a bit each, where masks lie a `step` apart from this first one: of a
+  // column, or of each column of a word, whose masks come as a word, too. All of them are under way at once, before
+  // what is held takes the registers.
+  template <typename Masks, int kColumns = sizeof(Masks)>
+  __device__ __forceinline__ void find_excluded(const std::uint8_t* mask, std::int64_t step, bool excludes,
+                                                unsigned* excluded) const {
+    unsigned masks[kItems]{};
     static_assert(kItems <= 32);
     const auto each_of = [&](const auto& visit) {
       each([&](int first) {
@@ -322,40 +339,45 @@ class HeldColumns {
       });
     };
     each_of([&](int i) {
-      bytes[i] = i < mine_ ? *mask : 0;
+      masks[i] = i < mine_ ? *reinterpret_cast<const Masks*>(mask) : 0;
       mask += step;
     });
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k) excluded[k] = missing();
     each_of([&](int i) {
-      if ((bytes[i] != 0) == excludes) excluded |= 1u << i;
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k)
+        if (((masks[i] & 0xffu << 8 * k) != 0) == excludes) excluded[k] |= 1u << i;
     });
-    return excluded | missing();
   }
-  // Applies them, of each column of a word, the scale, and biases, a `step` apart from this first one, if there are
-  // any.
-  template <typename Bias>
-  __device__ __forceinline__ void apply_words(const unsigned (&excluded)[kVector], const Fusing<Operation>& fusing,
-                                              const Bias* bias, std::int64_t step) {
+  // Forward, of what is not held raw: the scale, and biases, of which next(exists) are the next item's, if it exists;
+  // it is called for kTogether of them before the first is used.
+  template <typename Next>
+  __device__ __forceinline__ void scale_and_add(Real scale, const Next& next) {
     each([&](int first) {
-      Real biases[kTogether][kVector]{};
-      if (kForward && !kRaw && bias != nullptr) {
+      Vec<Real, kVector> biases[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i, bias += step)
-#pragma unroll
-          for (int k = 0; k < kVector; ++k)
-            if (first + i < mine_) biases[i][k] = cuda::widen(bias[k * fusing.bias_step]);
-      }
+      for (int i = 0; i < kTogether; ++i) biases[i] = next(first + i < mine_);
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const int item = first + i;
-        if constexpr (kForward && !kRaw)
-          source_[item] = Held::narrowed([&](int k) { return source_[item].widened(k) * fusing.scale + biases[i][k]; });
+        // a negative factor would make nothing() the largest, where exclude() does not follow
+        if (kVectors<Operation, kVector> && first + i >= mine_) continue;
+        source_[first + i] =
+            Held::narrowed([&](int k) { return source_[first + i].widened(k) * scale + biases[i].widened(k); });
+      }
+    });
+  }
+  // Of each column of a word, the items that are excluded or missing.
+  __device__ __forceinline__ void exclude(const unsigned (&excluded)[kVector]) {
+    each([&](int first) {
+#pragma unroll
+      for (int item = first; item < first + kTogether; ++item)
 #pragma unroll
         for (int k = 0; k < kVector; ++k) {
           if ((excluded[k] >> item & 1) == 0) continue;
           source_[item].set(k, nothing().widened(k));
           if constexpr (!kForward) grad_[item].set(k, 0);
         }
-      }
     });
   }
 
@@ -478,31 +500,36 @@ class HeldColumns {
     });
   }
 
-  // Where masks are vectors as columns are: copies the mask's, the first and each other one a `step` further, to
-  // `slots`, which are `apart`. Each thread finds its own again.
-  __device__ __forceinline__ void copy_masks(const std::uint8_t* mask, std::int64_t step, unsigned char* slots,
-                                             int apart) const {
+  // Copies what lies beside the items to the thread's slots, of which each has its own: so many bytes for the first,
+  // and for each other one a `step` further. Items that are missing have zeros.
+  template <int kBytes>
+  __device__ __forceinline__ void copy_beside(const std::uint8_t* from, std::int64_t step, const Slots& slots) const {
     each([&](int first) {
 #pragma unroll
-      for (int i = first; i < first + kTogether; ++i, mask += step, slots += apart)
-        if (i < mine_) copy_async<kVector>(slots, mask);
+      for (int i = first; i < first + kTogether; ++i, from += step)
+        copy_async_or_zero<kBytes>(slots.of(i), from, i < mine_);
     });
   }
-  // And applies them, once all that was copied is there.
-  __device__ __forceinline__ void apply_masks(const unsigned char* slots, int apart, const Fusing<Operation>& fusing) {
+  // And applies masks, once they are there, and the scale.
+  __device__ __forceinline__ void apply_masks(const Slots& slots, const Fusing<Operation>& fusing) {
     each([&](int first) {
 #pragma unroll
-      for (int i = first; i < first + kTogether; ++i, slots += apart) {
-        if (i >= mine_) continue;
+      for (int i = first; i < first + kTogether; ++i) {
         MaskBytes<kVector> mask;
-        mask.load_aligned(slots);
+        mask.load_aligned(slots.of(i));
         const auto excluded = mask.excluded(nullptr, fusing.mask_flip);
-        if constexpr (kForward && !kRaw)
+        if constexpr (kForward && !kRaw) {
+          if (i >= mine_) continue;  // a negative factor would make nothing() the largest
           source_[i] = Held::narrowed([&](int k) { return source_[i].widened(k) * fusing.scale; });
+        }
         replace(source_[i], excluded, nothing().widened(0));
         if constexpr (!kForward) replace(grad_[i], excluded, 0);
       }
     });
+  }
+  // Or leaves biases, which are there, and the scale for when terms are asked for.
+  __device__ __forceinline__ void leave_biases(const Slots& slots, Real scale) {
+    if constexpr (kBiased) biases_ = slots, scale_ = scale;
   }
 
   // What is left to do where Fusing::masks_evenly, or only a scale is fused.
@@ -523,7 +550,7 @@ class HeldColumns {
 #pragma unroll 1
       for (int offset = step; offset < step * lanes; offset *= 2) combine(offset);
     };
-    if constexpr (kForward && kRaw) {
+    if constexpr (kForward && kRaw && !kBiased) {
       Held most = nothing();
       each([&](int first) {
 #pragma unroll
@@ -605,14 +632,15 @@ class HeldColumns {
   __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step, unsigned stored,
                                         bool first, bool last) const {
     Result* const first_result = result;
-    const auto finished = [&](const Held& source, const Held& grad, auto log) {
+    const auto finished = [&](const Held& source, const Held& grad, auto log, int item = 0) {
+      const Bias bias = this->bias(item);
       return Vec<Result, kVector>::narrowed([&](int k) {
-        const Term x = term(source, grad, k);
+        const Term x = term(source, grad, bias, k);
         return kRaw ? finish.of[k].again(x, log) : finish.of[k](x, log);
       });
     };
     const auto store = [&](int item, auto log) {
-      const auto vector = finished(source_[item], grad_[kForward ? 0 : item], log);
+      const auto vector = finished(source_[item], grad_[kForward ? 0 : item], log, item);
       const unsigned stores = stored & 1u << item;
       if constexpr (kShifts) {
         const Vec<Result, 1> half{vector.words[0] >> (first ? 0 : 16)};
@@ -655,6 +683,8 @@ class HeldColumns {
  private:
   using Loaded = Vec<Source, kVector>;
   using Held = std::conditional_t<kWide, Vec<Real, kVector>, Loaded>;
+  struct Nothing {};
+  using Bias = std::conditional_t<kBiased, Loaded, Nothing>;
 
   // As it was loaded, until widen(), and back.
   __device__ __forceinline__ static Held as_held(const Loaded& loaded) {
@@ -694,11 +724,14 @@ class HeldColumns {
   template <typename Visit>
   __device__ __forceinline__ void visit_terms(int first, const Held* source, const Held* grad,
                                               const Visit& visit) const {
+    Bias biases[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) biases[i] = bias(first + i);
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
       Term terms[kTogether];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) terms[i] = term(source[i], grad[kForward ? 0 : i], k);
+      for (int i = 0; i < kTogether; ++i) terms[i] = term(source[i], grad[kForward ? 0 : i], biases[i], k);
       visit(first, k, terms);
     }
   }
@@ -725,7 +758,15 @@ class HeldColumns {
     return reinterpret_cast<Source*>(slots_) + slots * kVector;
   }
 
-  __device__ __forceinline__ Term term(const Held& source, const Held& grad, int k) const {
+  // Of an item, where kBiased.
+  __device__ __forceinline__ Bias bias(int item) const {
+    if constexpr (kBiased)
+      return Loaded::load(reinterpret_cast<const Source*>(biases_.of(item)));
+    else
+      return {};
+  }
+  __device__ __forceinline__ Term term(const Held& source, const Held& grad, const Bias& bias, int k) const {
+    if constexpr (kBiased) return source.widened(k) * scale_ + bias.widened(k);
     return Operation::term(source.widened(k), kForward ? 0 : grad.widened(k));
   }
 
@@ -744,6 +785,8 @@ class HeldColumns {
   int before_ = 0, beyond_ = 0;
   unsigned char* slots_;
   int shared_ = 0;
+  Slots biases_;
+  Real scale_;
   Operation operation_;
 };
 
@@ -828,19 +871,31 @@ struct Place {
     LeftOut left_out;
     if constexpr (Operation::kFused) {
       const auto& fusing = arguments.fusing;
-      const std::uint8_t* const mask = fusing.mask + outer_offset(kMask) + row * arguments.dim_stride[kMask];
-      const std::int64_t first = static_cast<std::int64_t>(inner) * kVector;
-      const auto excluded = [&](int k) {
-        return fusing.mask == nullptr
-                   ? held.missing()
-                   : held.excluded(mask + (first + k) * fusing.mask_step, steps(kMask), fusing.mask_flip == 0);
-      };
-      left_out.missing = fusing.masks_evenly ? excluded(0) : held.missing();  // what is excluded is not loaded
-      if constexpr (kVectors<Operation, kVector>) {
-        if (arguments.masks_columns) held.copy_masks(mask + first, steps(kMask), masks(turn), masks_apart());
-      } else if (!fusing.masks_evenly) {
+      left_out.missing = held.missing();
+      if constexpr (kCopiesBiases)
+        if (arguments.beside == Beside::biases) copy_beside<Source>(held, kBias, fusing.bias, turn);
+      if constexpr (kVectors<Operation, kVector> && !Operation::kBiased)
+        if (arguments.beside == Beside::masks) copy_beside<std::uint8_t>(held, kMask, fusing.mask, turn);
+      if constexpr (!Operation::kBiased) {
+        const std::uint8_t* const mask = fusing.mask + fused_offset(kMask, fusing.mask_step);
+        const auto find = [&]<typename Masks>(int k, unsigned* excluded) {
+          held.template find_excluded<Masks>(mask + k * fusing.mask_step, steps(kMask), fusing.mask_flip == 0,
+                                             excluded);
+        };
+        if (fusing.masks_evenly) {
+          find.template operator()<std::uint8_t>(0, &left_out.missing);  // what is excluded is not loaded
+        } else if constexpr (!kVectors<Operation, kVector>) {
 #pragma unroll
-        for (int k = 0; k < kVector; ++k) left_out.excluded[k] = excluded(k);
+          for (unsigned& excluded : left_out.excluded) excluded = left_out.missing;
+          if (fusing.mask == nullptr) return left_out;
+          if constexpr (kVector == 2)
+            if (arguments.masks_are_words) {
+              find.template operator()<std::uint16_t>(0, left_out.excluded);
+              return left_out;
+            }
+#pragma unroll
+          for (int k = 0; k < kVector; ++k) find.template operator()<std::uint8_t>(k, left_out.excluded + k);
+        }
       }
     }
     return left_out;
@@ -856,26 +911,22 @@ struct Place {
     if constexpr (Operation::kFused) {
       const auto& fusing = arguments.fusing;
       held.widen();
-      const bool only_scales = fusing.mask == nullptr && fusing.bias == nullptr;
-      if (fusing.masks_evenly || only_scales) return held.scale_evenly(fusing, left_out.missing);
-      if constexpr (kVectors<Operation, kVector>) {
-        if (arguments.masks_columns) {
-          await_copies();
-          return held.apply_masks(masks(turn), masks_apart(), fusing);
+      if (arguments.beside != Beside::nothing) await_copies();
+      if constexpr (Operation::kBiased) {
+        held.leave_biases(slots<Source>(turn), fusing.scale);
+      } else if (fusing.masks_evenly || (fusing.mask == nullptr && fusing.bias == nullptr)) {
+        held.scale_evenly(fusing, left_out.missing);
+      } else if constexpr (kVectors<Operation, kVector>) {
+        switch (arguments.beside) {
+          case Beside::masks: return held.apply_masks(slots<std::uint8_t>(turn), fusing);
+          case Beside::biases:
+            if constexpr (kAddsBiases) add_biases(held, turn);
+            return;
+          case Beside::nothing: held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); });
         }
-        held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); });
       } else {
-        using Source = typename Operation::Source;
-        using Real = typename Operation::Real;
-        const std::int64_t bias = outer_offset(kBias) + row * arguments.dim_stride[kBias] +
-                                  static_cast<std::int64_t>(inner) * kVector * fusing.bias_step;
-        const auto apply = [&](const auto* biases) {
-          held.apply_words(left_out.excluded, fusing, biases == nullptr ? nullptr : biases + bias, steps(kBias));
-        };
-        if (Held::kWide && !fusing.bias_is_real)
-          apply(reinterpret_cast<const Source*>(fusing.bias));
-        else
-          apply(reinterpret_cast<const Real*>(fusing.bias));
+        if constexpr (kAddsBiases) add_biases(held, turn);
+        held.exclude(left_out.excluded);
       }
     }
   }
@@ -906,12 +957,63 @@ struct Place {
   }
 
  private:
-  // The thread's masks of a turn, in shared memory, and how far they are from each other.
-  __device__ __forceinline__ unsigned char* masks(int turn) const {
-    return dynamic_shared_memory() + arguments.masks + turn * arguments.items * masks_apart() +
-           static_cast<int>(threadIdx.x) * kVector;
+  using Source = typename Operation::Source;
+  using Real = typename Operation::Real;
+  static constexpr bool kForward = !kIsBackward<Operation>, kWide = kWidens<Operation, kVector>;
+  // Biases are added to what is held; what is held raw has kernels of its own for them.
+  static constexpr bool kAddsBiases = kForward && (sizeof(Source) > 2 || kWide);
+  static constexpr bool kCopiesBiases =
+      (kAddsBiases || Operation::kBiased) && kVector * sizeof(Source) >= tuning::kBesideMinBytes;
+
+  // The thread's first of a mask or a bias, of which neighbours are so far `apart`, in elements from its beginning.
+  __device__ __forceinline__ std::int64_t fused_offset(int operand, int apart) const {
+    return outer_offset(operand) + row * arguments.dim_stride[operand] +
+           static_cast<std::int64_t>(inner) * kVector * apart;
   }
-  __device__ __forceinline__ int masks_apart() const { return static_cast<int>(blockDim.x) * kVector; }
+  template <typename Element, typename Held>
+  __device__ __forceinline__ void copy_beside(const Held& held, int operand, const std::uint8_t* from, int turn) const {
+    constexpr std::int64_t kElement = sizeof(Element);
+    held.template copy_beside<kElement * kVector>(from + fused_offset(operand, 1) * kElement, steps(operand) * kElement,
+                                                  slots<Element>(turn));
+  }
+  // Of what lies beside.
+  template <typename Element>
+  __device__ __forceinline__ Slots slots(int turn) const {
+    constexpr int kSlot = kVector * sizeof(Element);
+    const auto threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+    return {dynamic_shared_memory() + arguments.beside_at + (turn * arguments.slots * threads + thread) * kSlot,
+            threads * kSlot};
+  }
+  // The scale, and biases, if there are any: from beside, or from memory, where they may have any type.
+  template <typename Held>
+  __device__ __forceinline__ void add_biases(Held& held, int turn) const {
+    const auto& fusing = arguments.fusing;
+    if constexpr (kCopiesBiases)
+      if (arguments.beside == Beside::biases) {
+        Slots slots = this->slots<Source>(turn);
+        return held.scale_and_add(fusing.scale, [&](bool) {
+          const auto bias = Vec<Real, kVector>::load(reinterpret_cast<const Real*>(slots.first));
+          slots.first += slots.apart;
+          return bias;
+        });
+      }
+    if constexpr (!kVectors<Operation, kVector>) {
+      const auto add = [&](const auto* bias) {
+        bias += fused_offset(kBias, fusing.bias_step);
+        held.scale_and_add(fusing.scale, [&](bool exists) {
+          const Real next = exists ? cuda::widen(*bias) : 0;
+          bias += steps(kBias);
+          return Vec<Real, kVector>::filled(next);
+        });
+      };
+      if (fusing.bias == nullptr)
+        held.scale_evenly(fusing, 0);  // exclude() follows
+      else if (kWide && !fusing.bias_is_real)
+        add(reinterpret_cast<const Source*>(fusing.bias));
+      else
+        add(reinterpret_cast<const Real*>(fusing.bias));
+    }
+  }
   // Elements of an operand between those of dim that a thread has.
   __device__ __forceinline__ std::int64_t steps(int operand) const {
     return arguments.dim_stride[operand] * arguments.along.size;
@@ -1059,12 +1161,23 @@ __global__ void __launch_bounds__(
     never_launched();
 }
 
+// Calls visitor.operator()<Operation>() as visit_operation() does, with an operation that knows no more than a scale
+// and a bias, where columns are held raw all the same.
+template <typename Visitor>
+void visit_columns_operation(const Problem& problem, const Plan& plan, Visitor&& visitor) {
+  if (!holds_biased_columns(problem, plan)) return visit_operation(problem, visitor);
+  if (problem.source == DType::float16)
+    visitor.template operator()<BiasedForward<__half>>();
+  else
+    visitor.template operator()<BiasedForward<__nv_bfloat16>>();
+}
+
 }  // namespace
 
 void launch_columns(const Problem& problem, const Plan& plan, const Pointers& pointers, cudaStream_t stream) {
   const ColumnsLayout layout = columns_layout(problem, plan);
   const auto log2 = [](int x) { return std::bit_width(static_cast<unsigned>(x)) - 1; };
-  visit_operation(problem, [&]<typename Operation>() {
+  visit_columns_operation(problem, plan, [&]<typename Operation>() {
     using Source = typename Operation::Source;
     ColumnsArguments<Operation> arguments{};
     arguments.source = static_cast<const Source*>(pointers.source);
@@ -1098,8 +1211,10 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.step = layout.step;
     arguments.lead = layout.lead;
     arguments.strip_columns = static_cast<int>(problem.inner.size);
-    arguments.masks = plan.shared_bytes - static_cast<int>(columns_mask_bytes(problem, plan));
-    arguments.masks_columns = masks_columns(problem, plan.vector);
+    if (plan.beside) arguments.beside = columns_beside(problem, plan);
+    arguments.beside_at = plan.shared_bytes - columns_beside_bytes(problem, plan);
+    arguments.slots = columns_slots(problem, plan);
+    arguments.masks_are_words = masks_are_words(problem, plan);
     arguments.shared = columns_shared_slots(problem, plan);
     arguments.shared_at = plan.shared_bytes - columns_shared_bytes(problem, plan);
     arguments.cluster = work::Divider(plan.cluster);
@@ -1124,7 +1239,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     if (plan.vector == kVector) return launch.template operator()<kVector>();
     constexpr int kWord = tuning::columns_word(sizeof(Source));
     if constexpr (kWord > 1) {
-      if (plan.vector == 1) return launch.template operator()<1>();
+      if constexpr (!Operation::kBiased)
+        if (plan.vector == 1) return launch.template operator()<1>();
       if (plan.vector > kWord) return launch.template operator()<tuning::kManyThreadsColumns>();
     }
     launch.template operator()<kWord>();

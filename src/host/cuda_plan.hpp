@@ -108,10 +108,17 @@ struct ColumnsLayout {
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
 
-// Whether all that is fused is a scale and a mask, which is vectors of as many columns.
-bool masks_columns(const Problem& problem, int vector);
-// Of shared memory, at its end, where a block's threads have those of their columns.
-std::int64_t columns_mask_bytes(const Problem& problem, const Plan& plan);
+// What is fused that such a plan's threads may copy to shared memory, beside what they hold, if anything: there it is
+// by the time that they hold it, and takes no registers meanwhile.
+enum class Beside : std::uint8_t { nothing, masks, biases };
+Beside columns_beside(const Problem& problem, const Plan& plan);
+// Whether masks of 16-bit words of columns, which are less than may be copied, can be loaded as words of masks.
+bool masks_are_words(const Problem& problem, const Plan& plan);
+// Slots that a thread has for that at a turn; and the bytes of all that a block has, at the end of its shared memory.
+int columns_slots(const Problem& problem, const Plan& plan);
+int columns_beside_bytes(const Problem& problem, const Plan& plan);
+// Whether what it holds are 16-bit columns as they were loaded, to which kernels of their own add a bias.
+bool holds_biased_columns(const Problem& problem, const Plan& plan);
 // Slots that each thread has there for its shared_items and for what is computed with the last of them; and their
 // bytes.
 int columns_shared_slots(const Problem& problem, const Plan& plan);

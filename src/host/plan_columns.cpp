@@ -73,6 +73,28 @@ void settle_columns(Plan& plan, std::int64_t dim, std::int64_t along, std::int64
   plan.block = static_cast<int>(whole_warps(vectors_of_block * along));
 }
 
+// Whether a mask or a bias has whole vectors of neighbours where columns have vectors.
+bool are_vectors_too(const Problem& problem, Operand operand, int bytes, int vector) {
+  if (problem.inner.rank == 0) return false;
+  const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
+  if (fastest.stride[operand] != 1 || problem.misalignment[operand] % (vector * bytes) != 0) return false;
+  const auto divides = [&](const Axis& axis) {
+    return std::all_of(axis.groups.begin(), axis.groups.begin() + axis.rank,
+                       [&](const Group& group) { return &group == &fastest || group.stride[operand] % vector == 0; });
+  };
+  return divides(problem.outer) && divides(problem.dim) && divides(problem.inner);
+}
+
+// What is fused, copied beside what is held, where that lies so, and a block has room for it.
+void add_beside(Plan& plan, const Problem& problem, const Device& device) {
+  const Beside beside = columns_beside(problem, plan);
+  if (beside == Beside::nothing) return;
+  const std::int64_t states = divide_up(plan.shared_bytes, tuning::kVectorBytes) * tuning::kVectorBytes;
+  const std::int64_t all = states + columns_beside_bytes(problem, plan);
+  plan.beside = all <= tuning::dynamic_shared_bytes(device.shared_bytes_per_block);
+  if (plan.beside) plan.shared_bytes = static_cast<int>(all);
+}
+
 // And the rest of it, where a block has `width` vectors; none, where its states find no room in shared memory.
 std::optional<Plan> finished_columns(const Problem& problem, const Device& device, Plan plan, std::int64_t width,
                                      std::int64_t along) {
@@ -92,7 +114,8 @@ std::optional<Plan> finished_columns(const Problem& problem, const Device& devic
   if (teams > 1 || plan.cluster > 1 || fold.elements > 1)  // of whole columns, of teams, and of blocks
     plan.shared_bytes = static_cast<int>(held * (1 + teams) * apart +
                                          (plan.cluster > 1 ? columns * plan.cluster * state_bytes(problem) : 0));
-  plan.shared_bytes += static_cast<int>(columns_mask_bytes(problem, plan));
+  add_beside(plan, problem, device);
+  if (holds_biased_columns(problem, plan) && !plan.beside) return {};
   const int in_registers = kernel.vectors / sources_of(problem);
   if (plan.items > in_registers) {
     plan.shared_items = plan.items - in_registers;
@@ -451,6 +474,19 @@ bool rather_singles(const Problem& problem, const Device& device) {
              device.multiprocessors * tuning::column_singles_most(size_of(problem.result), problem.direction);
 }
 
+// Columns of 16 bits with a bias, which is added to them each time that they are used: held as they were loaded, as
+// vectors or words.
+std::optional<Plan> biased_columns_plan(const Problem& problem, const Device& device,
+                                        const tuning::Architecture& architecture) {
+  const Fused& fused = problem.fused;
+  if (!fused.only_bias() || fused.bias_dtype != problem.source || problem.source != problem.result || !may_scale(fused))
+    return {};
+  const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
+  if (columns_are_vectors(problem, vector))
+    if (const auto vectors = held_columns(problem, device, architecture, vector)) return vectors;
+  return columns_are_vectors(problem, word) ? held_columns(problem, device, architecture, word) : std::nullopt;
+}
+
 // Threads that hold a row, which begins anywhere, element by element; 0, where other plans take less: few rows of 16
 // bits whose vectors are not those of the result,
 std::int64_t single_halves_threads(const Problem& problem, const Rows& rows, const Device& device) {
@@ -525,7 +561,10 @@ std::optional<Plan> columns_plan(const Problem& problem, const Device& device,
   if (!columns_may_be_held(problem)) return {};
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   const auto of = [&](int held) { return held_columns(problem, device, architecture, held); };
-  if (!fuses_in_place(problem)) return single_columns_plan(problem, device, architecture);
+  if (!fuses_in_place(problem)) {
+    const auto biased = biased_columns_plan(problem, device, architecture);
+    return biased ? biased : single_columns_plan(problem, device, architecture);
+  }
   if (const auto few = few_columns_plan(problem, device, architecture)) return few;
   const bool are_vectors = columns_are_vectors(problem, vector);
   const auto in_registers = [&](const Problem& apart) {
@@ -599,21 +638,39 @@ int stagger_step(const Problem& problem) {
   return static_cast<int>(std::gcd(problem.dim.groups[0].stride[kSource], std::int64_t{tuning::kStaggeredVector}));
 }
 
-bool masks_columns(const Problem& problem, int vector) {
-  if (!problem.fused.only_mask() || problem.inner.rank == 0 || !tuning::are_vectors(vector * size_of(problem.source)))
-    return false;
-  const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
-  if (fastest.stride[kMask] != 1 || problem.misalignment[kMask] % vector != 0) return false;
-  const auto divides = [&](const Axis& axis) {
-    return std::all_of(axis.groups.begin(), axis.groups.begin() + axis.rank,
-                       [&](const Group& group) { return &group == &fastest || group.stride[kMask] % vector == 0; });
-  };
-  return divides(problem.outer) && divides(problem.dim) && divides(problem.inner);
+bool masks_are_words(const Problem& problem, const Plan& plan) {
+  return problem.fused.mask && plan.vector == 2 && are_vectors_too(problem, kMask, 1, plan.vector);
 }
 
-std::int64_t columns_mask_bytes(const Problem& problem, const Plan& plan) {
-  if (!masks_columns(problem, plan.vector)) return 0;
-  return std::int64_t{columns_layout(problem, plan).turns} * plan.items * plan.block * plan.vector;
+Beside columns_beside(const Problem& problem, const Plan& plan) {
+  const Fused& fused = problem.fused;
+  const auto lies_beside = [&](Operand operand, int bytes) {
+    return plan.vector * bytes >= tuning::kBesideMinBytes && are_vectors_too(problem, operand, bytes, plan.vector);
+  };
+  if (fused.only_mask()) return lies_beside(kMask, 1) ? Beside::masks : Beside::nothing;
+  if (!fused.bias || fused.bias_dtype != problem.source || (fused.mask && holds_vectors(problem, plan)))
+    return Beside::nothing;
+  return lies_beside(kBias, size_of(fused.bias_dtype)) ? Beside::biases : Beside::nothing;
+}
+
+int columns_slots(const Problem& problem, const Plan& plan) {
+  const int bytes = plan.vector * size_of(problem.source);
+  const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, columns_layout(problem, plan).kernel);
+  const int together = tuning::columns_together(bytes, kernel.vectors / sources_of(problem));
+  return static_cast<int>(divide_up(plan.items, together)) * together;
+}
+
+int columns_beside_bytes(const Problem& problem, const Plan& plan) {
+  const Beside beside = columns_beside(problem, plan);
+  if (beside == Beside::nothing) return 0;
+  const int element = beside == Beside::masks ? 1 : size_of(problem.fused.bias_dtype);
+  const int threads = columns_layout(problem, plan).turns * plan.block;
+  return threads * columns_slots(problem, plan) * plan.vector * element;
+}
+
+bool holds_biased_columns(const Problem& problem, const Plan& plan) {
+  return problem.direction == Direction::forward && problem.fused.only_bias() && plan.vector > 1 &&
+         size_of(problem.source) == 2;
 }
 
 int columns_shared_slots(const Problem& problem, const Plan& plan) {

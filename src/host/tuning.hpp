@@ -802,6 +802,10 @@ constexpr int columns_together(int vector_bytes, int items) {
   if (!are_vectors(vector_bytes)) return items < 8 ? 1 : 4;
   return items > 4 && items % 2 == 0 ? 2 : 1;
 }
+// Bytes of what is fused that lie beside an item, from which on they are copied to shared memory: no copy is shorter.
+// (Those of words around less, of which a GPU takes a part, took longer than to load it before: masks of 16 x 12 x 512
+// x 511 of float32, dim 2, an H200 168 us, loaded 145.)
+inline constexpr int kBesideMinBytes = 4;
 // Elements of dim, of which each is several columns folded: the states of fewer take longer to combine than they did to
 // compute, above all forward, where each has a maximum, and of 16 bits, of which a vector has eight (an H100 takes for
 // 1000 x 50 x 147 of 16 bits, six of them, 19.1 us, words 17.4; 500 x 60 x 151, seven, 11.6, 13.3; 1000 x 70 x 111,

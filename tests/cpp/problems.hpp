@@ -297,7 +297,7 @@ class Call {
       fusion_.causal = Causal::none;
       const auto groups = static_cast<std::ptrdiff_t>(random_bits() % (case_.sizes.size() - 1));
       const Ints own(case_.sizes.begin() + groups, case_.sizes.end());
-      bias_.emplace(own, contiguous(own), source_.dtype, static_cast<std::int64_t>(random_bits() % 16));
+      bias_.emplace(own, contiguous(own), source_.dtype, static_cast<std::int64_t>(one_in(2) ? random_bits() % 16 : 0));
       for (std::int64_t i = 0; i < bias_->elements(); ++i) bias_->set(i, one_in(20) ? -INFINITY : normal(2));
       return;
     }
@@ -452,7 +452,7 @@ std::map<std::string, int> run(
         (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
         (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
         (chosen.regime == Regime::strided && staggers_columns(chosen) ? ", staggered" : "") +
-        (chosen.slabs ? ", slabs" : "") + (chosen.sectors ? ", on sectors" : "") +
+        (chosen.beside ? ", beside" : "") + (chosen.slabs ? ", slabs" : "") + (chosen.sectors ? ", on sectors" : "") +
         (chosen.interleaved > 1 ? ", interleaved" : "") + (chosen.meets ? ", meeting" : "") +
         (call.problem.fused.any && !chosen.scales ? ", fused" : ""));
     say("total");

@@ -407,10 +407,21 @@ int main() {
   runs = testing::run(held, {device}, 25, launch, holds_columns);
   CHECK(runs["strided, fused"] > 20);
   CHECK(runs["strided, clusters, fused"] > 10);
+  // and whose biases, which lie beside what is held, if they have vectors, too
+  std::vector<testing::Case> beside;
+  for (const testing::Case& columns : held)
+    for (const std::int64_t offset : {0, 1, 8}) {
+      beside.push_back(columns);
+      beside.back().offset = offset;
+      beside.back().biased = true;
+    }
+  runs = testing::run(beside, {device, ampere}, 25, launch, holds_columns);
+  CHECK(runs["strided, beside, fused"] >= 16);
+  CHECK(runs["strided, clusters, beside, fused"] >= 5);
   // so many rows that those who have masks in registers have several, with other masks or the same
   const std::vector<testing::Case> turns{
       {{600, 257}, {}, {1}}, {{5, 120, 257}, {}, {2}}, {{2100, 33}, {}, {1}}, {{3, 170, 198}, {}, {2}}};
   CHECK(testing::run(turns, {small}, 5, launch)["warp, fused"] > 10);
-  CHECK_EQUAL(cuda::kernels_compiled(), 1289);  // more of them take longer to compile: is it worth it?
+  CHECK_EQUAL(cuda::kernels_compiled(), 1297);  // more of them take longer to compile: is it worth it?
   return summary();
 }
