@@ -1236,6 +1236,21 @@ def test_columns_are_held_where_masks_are_the_same_for_some_of_outer(
     assert "registers" not in three_groups.why
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backward", [False, True])
+def test_few_rows_of_up_to_three_elements_have_a_thread_each(dtype: torch.dtype, backward: bool) -> None:
+    def is_alone(rows: int, dim: int, **fused: Any) -> bool:
+        chosen = ndsoftmax.explain((rows, dim), dtype=dtype, backward=backward, device="H200", **fused)
+        return chosen.regime == "strided" and chosen.threads_per_row == 1
+
+    for dim, most in ((1, 16), (2, 16), (3, 128)):
+        assert [is_alone(rows, dim) for rows in (255, 256, most * 132, most * 132 + 1)] == [False, True, True, False]
+        assert not is_alone(928, dim, mask=(928, dim))
+        scaled = ndsoftmax.explain((928, dim), dtype=dtype, backward=backward, scale=0.5, device="H200")
+        assert scaled.regime == ("strided" if backward else "warp")  # a factor of rows that lanes hold
+    assert not is_alone(928, 4)
+
+
 @pytest.mark.parametrize(
     ("dtype", "inner", "fused", "vector", "beside"),
     [

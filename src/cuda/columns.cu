@@ -76,8 +76,8 @@ struct ColumnsArguments {
   int strip_columns;
   bool next_begins_late;
   Beside beside;
-  int beside_at;  // where in shared memory that is, in bytes
-  int slots;      // that a thread has there at a turn
+  int beside_at;     // where in shared memory that is, in bytes
+  int beside_slots;  // that a thread has there at a turn
   bool masks_are_words;
   int shared;     // slots that a thread has there, for items beside those in registers
   int shared_at;  // where a block's are, in bytes
@@ -275,7 +275,7 @@ __device__ __forceinline__ void store_if(unsigned condition, const Vec<T, N>& ve
 }
 
 // Where in shared memory a thread has what lies beside its items in memory, of which each has a slot of its own.
-struct Slots {
+struct BesideSlots {
   std::uint8_t* first;
   int apart;
 
@@ -295,13 +295,14 @@ class HeldColumns {
   static constexpr bool kForward = !kIsBackward<Operation>;
   static constexpr bool kWide = kWidens<Operation, kVector>;
   static constexpr bool kRaw = sizeof(Source) == 2 && !kWide;
+  static constexpr bool kBiased = Operation::kBiased;  // each time that a term is asked for, as they are held raw
   static constexpr int kTogether = tuning::columns_together(kVector * sizeof(Source), kItems);
   static_assert(kItems % kTogether == 0);
+  static_assert(!kBiased || (kRaw && kForm == ColumnsForm::plain && !kShares));  // items have slots, and vectors
   // Halves of lines that lie far apart are slow to come: L2 fetches the other one at once, which a neighbour wants
   // (512 x 65536 of float32, dim 0: 78 us instead of 82; 2048 x 16384: 81, 88; of 16 bits as fast without, and what is
   // fused has no registers to spare).
   static constexpr bool kLines = kVectors<Operation, kVector> && sizeof(Source) == 4 && !Operation::kFused;
-  static constexpr bool kBiased = Operation::kBiased;  // each time that a term is asked for, as they are held raw
   using States = VectorStates<Operation, kVector>;
 
   struct Finishes {
@@ -503,7 +504,8 @@ class HeldColumns {
   // Copies what lies beside the items to the thread's slots, of which each has its own: so many bytes for the first,
   // and for each other one a `step` further. Items that are missing have zeros.
   template <int kBytes>
-  __device__ __forceinline__ void copy_beside(const std::uint8_t* from, std::int64_t step, const Slots& slots) const {
+  __device__ __forceinline__ void copy_beside(const std::uint8_t* from, std::int64_t step,
+                                              const BesideSlots& slots) const {
     each([&](int first) {
 #pragma unroll
       for (int i = first; i < first + kTogether; ++i, from += step)
@@ -511,7 +513,7 @@ class HeldColumns {
     });
   }
   // And applies masks, once they are there, and the scale.
-  __device__ __forceinline__ void apply_masks(const Slots& slots, const Fusing<Operation>& fusing) {
+  __device__ __forceinline__ void apply_masks(const BesideSlots& slots, const Fusing<Operation>& fusing) {
     each([&](int first) {
 #pragma unroll
       for (int i = first; i < first + kTogether; ++i) {
@@ -528,7 +530,7 @@ class HeldColumns {
     });
   }
   // Or leaves biases, which are there, and the scale for when terms are asked for.
-  __device__ __forceinline__ void leave_biases(const Slots& slots, Real scale) {
+  __device__ __forceinline__ void leave_biases(const BesideSlots& slots, Real scale) {
     if constexpr (kBiased) biases_ = slots, scale_ = scale;
   }
 
@@ -632,7 +634,7 @@ class HeldColumns {
   __device__ __forceinline__ void store(const Finishes& finish, Result* result, std::int64_t step, unsigned stored,
                                         bool first, bool last) const {
     Result* const first_result = result;
-    const auto finished = [&](const Held& source, const Held& grad, auto log, int item = 0) {
+    const auto finished = [&](const Held& source, const Held& grad, auto log, int item) {
       const Bias bias = this->bias(item);
       return Vec<Result, kVector>::narrowed([&](int k) {
         const Term x = term(source, grad, bias, k);
@@ -659,13 +661,13 @@ class HeldColumns {
       each_shared([&](int first, const Held(&source)[kTogether], const Held* grad) {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          const auto vector = finished(source[i], grad[kForward ? 0 : i], log);
+          const auto vector = finished(source[i], grad[kForward ? 0 : i], log, first + i);
           store_if(stored & 1u << (kItems + first + i), vector, result);
           result = advanced(result, step);
         }
       });
       if constexpr (kFolds) {
-        if (before_ > 0) finished(source_[0], grad_[0], log).store_part(first_result, before_, kVector);
+        if (before_ > 0) finished(source_[0], grad_[0], log, 0).store_part(first_result, before_, kVector);
         if (beyond_ > 0) {
           Held source = source_[0], grad = grad_[0];
 #pragma unroll
@@ -674,7 +676,8 @@ class HeldColumns {
             source = source_[i];
             if constexpr (!kForward) grad = grad_[i];
           }
-          finished(source, grad, log).store_part(advanced(first_result, (mine_ - 1) * step), 0, kVector - beyond_);
+          finished(source, grad, log, mine_ - 1)
+              .store_part(advanced(first_result, (mine_ - 1) * step), 0, kVector - beyond_);
         }
       }
     });
@@ -766,7 +769,8 @@ class HeldColumns {
       return {};
   }
   __device__ __forceinline__ Term term(const Held& source, const Held& grad, const Bias& bias, int k) const {
-    if constexpr (kBiased) return source.widened(k) * scale_ + bias.widened(k);
+    if constexpr (kBiased)
+      return source.widened(k) * scale_ + bias.widened(k);  // missing ones stay: a scale is positive
     return Operation::term(source.widened(k), kForward ? 0 : grad.widened(k));
   }
 
@@ -785,7 +789,7 @@ class HeldColumns {
   int before_ = 0, beyond_ = 0;
   unsigned char* slots_;
   int shared_ = 0;
-  Slots biases_;
+  BesideSlots biases_;
   Real scale_;
   Operation operation_;
 };
@@ -911,7 +915,7 @@ struct Place {
     if constexpr (Operation::kFused) {
       const auto& fusing = arguments.fusing;
       held.widen();
-      if (arguments.beside != Beside::nothing) await_copies();
+      if (arguments.beside != Beside::none) await_copies();
       if constexpr (Operation::kBiased) {
         held.leave_biases(slots<Source>(turn), fusing.scale);
       } else if (fusing.masks_evenly || (fusing.mask == nullptr && fusing.bias == nullptr)) {
@@ -922,7 +926,7 @@ struct Place {
           case Beside::biases:
             if constexpr (kAddsBiases) add_biases(held, turn);
             return;
-          case Beside::nothing: held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); });
+          case Beside::none: held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); });
         }
       } else {
         if constexpr (kAddsBiases) add_biases(held, turn);
@@ -978,10 +982,10 @@ struct Place {
   }
   // Of what lies beside.
   template <typename Element>
-  __device__ __forceinline__ Slots slots(int turn) const {
+  __device__ __forceinline__ BesideSlots slots(int turn) const {
     constexpr int kSlot = kVector * sizeof(Element);
     const auto threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-    return {dynamic_shared_memory() + arguments.beside_at + (turn * arguments.slots * threads + thread) * kSlot,
+    return {dynamic_shared_memory() + arguments.beside_at + (turn * arguments.beside_slots * threads + thread) * kSlot,
             threads * kSlot};
   }
   // The scale, and biases, if there are any: from beside, or from memory, where they may have any type.
@@ -990,7 +994,7 @@ struct Place {
     const auto& fusing = arguments.fusing;
     if constexpr (kCopiesBiases)
       if (arguments.beside == Beside::biases) {
-        Slots slots = this->slots<Source>(turn);
+        BesideSlots slots = this->slots<Source>(turn);
         return held.scale_and_add(fusing.scale, [&](bool) {
           const auto bias = Vec<Real, kVector>::load(reinterpret_cast<const Real*>(slots.first));
           slots.first += slots.apart;
@@ -998,6 +1002,7 @@ struct Place {
         });
       }
     if constexpr (!kVectors<Operation, kVector>) {
+      static_assert(kVector == 1);
       const auto add = [&](const auto* bias) {
         bias += fused_offset(kBias, fusing.bias_step);
         held.scale_and_add(fusing.scale, [&](bool exists) {
@@ -1211,10 +1216,13 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.step = layout.step;
     arguments.lead = layout.lead;
     arguments.strip_columns = static_cast<int>(problem.inner.size);
-    if (plan.beside) arguments.beside = columns_beside(problem, plan);
-    arguments.beside_at = plan.shared_bytes - columns_beside_bytes(problem, plan);
-    arguments.slots = columns_slots(problem, plan);
-    arguments.masks_are_words = masks_are_words(problem, plan);
+    if (plan.beside) {
+      arguments.beside = columns_beside(problem, plan);
+      arguments.beside_at = plan.shared_bytes - columns_beside_bytes(problem, plan);
+      arguments.beside_slots = columns_beside_slots(problem, plan);
+    } else if (Operation::kFused) {
+      arguments.masks_are_words = masks_are_words(problem, plan);
+    }
     arguments.shared = columns_shared_slots(problem, plan);
     arguments.shared_at = plan.shared_bytes - columns_shared_bytes(problem, plan);
     arguments.cluster = work::Divider(plan.cluster);

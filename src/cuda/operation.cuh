@@ -377,7 +377,8 @@ struct MaskedForward : Forward<Source, Result, true, Log, kScalesAsLoaded<Source
   using With = MaskedForward<Source, Result, kAligned, Other>;
 };
 
-// The same of a scale and a bias, of the source's type, of neighbours; rows of vectors have whole ones of both.
+// The same of a scale and a bias, of the source's type, of neighbours; vectors of rows, and of columns that are held,
+// have whole ones of both.
 template <typename Of, typename Log = bool>
 struct BiasedForward : Forward<Of, Of, true, Log, Scales::nothing> {
   static constexpr bool kBiased = true;

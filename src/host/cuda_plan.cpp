@@ -56,7 +56,12 @@ std::optional<Plan> scaling_plan(const Problem& problem, const Device& device, s
                               problem.contiguous_rows() && forced != Regime::strided;
   if (forward && (!rows_may_scale || !may_scale(problem.fused))) return {};
   Plan plan = cuda_plan(without_scale(problem), device, forced);
-  if (forward && plan.regime == Regime::strided) return {};
+  if (forward && plan.regime == Regime::strided) {  // single elements, which do not: lanes of a warp may
+    const Problem rows = without_scale(problem);
+    const Offer warp = offer_warp(rows, rows_of(rows, device), device);
+    if (!warp.plan) return {};
+    plan = *warp.plan;
+  }
   plan.scales = true;
   return plan;
 }

@@ -49,18 +49,26 @@ bool fused_steps_are_ints(const Group& neighbours) {
   return std::in_range<int>(neighbours.stride[kMask]) && std::in_range<int>(neighbours.stride[kBias]);
 }
 
+bool has_vectors_of_columns(const Problem& problem, int operand, int bytes, int vector) {
+  if (problem.inner.rank == 0) return false;
+  const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
+  if (fastest.stride[operand] != 1 ||
+      problem.misalignment[operand] % std::min(tuning::kVectorBytes, vector * bytes) != 0)
+    return false;
+  for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
+    for (int group = 0; group < axis->rank; ++group)
+      if (&axis->groups[group] != &fastest && axis->groups[group].stride[operand] % vector != 0) return false;
+  return true;
+}
+
 bool columns_are_vectors(const Problem& problem, int vector) {
   if (problem.dim.rank > 1) return false;
   if (problem.inner.rank == 0) return vector == 1;
   const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
   if (fastest.size % vector != 0 || !fused_steps_are_ints(fastest)) return false;
-  for (int operand = 0; operand < kWhole; ++operand) {
-    if (!problem.has(operand)) continue;
-    if (fastest.stride[operand] != 1 || !starts_on_vector(problem, operand, vector)) return false;
-    for (const Axis* axis : {&problem.outer, &problem.dim, &problem.inner})
-      for (int group = 0; group < axis->rank; ++group)
-        if (&axis->groups[group] != &fastest && axis->groups[group].stride[operand] % vector != 0) return false;
-  }
+  for (int operand = 0; operand < kWhole; ++operand)
+    if (problem.has(operand) && !has_vectors_of_columns(problem, operand, bytes_of(problem, operand), vector))
+      return false;
   return true;
 }
 

@@ -73,25 +73,16 @@ void settle_columns(Plan& plan, std::int64_t dim, std::int64_t along, std::int64
   plan.block = static_cast<int>(whole_warps(vectors_of_block * along));
 }
 
-// Whether a mask or a bias has whole vectors of neighbours where columns have vectors.
-bool are_vectors_too(const Problem& problem, Operand operand, int bytes, int vector) {
-  if (problem.inner.rank == 0) return false;
-  const Group& fastest = problem.inner.groups[problem.inner.rank - 1];
-  if (fastest.stride[operand] != 1 || problem.misalignment[operand] % (vector * bytes) != 0) return false;
-  const auto divides = [&](const Axis& axis) {
-    return std::all_of(axis.groups.begin(), axis.groups.begin() + axis.rank,
-                       [&](const Group& group) { return &group == &fastest || group.stride[operand] % vector == 0; });
-  };
-  return divides(problem.outer) && divides(problem.dim) && divides(problem.inner);
-}
-
-// What is fused, copied beside what is held, where that lies so, and a block has room for it.
-void add_beside(Plan& plan, const Problem& problem, const Device& device) {
-  const Beside beside = columns_beside(problem, plan);
-  if (beside == Beside::nothing) return;
+// What is fused, copied beside what is held, where that lies so, and all blocks that a multiprocessor has registers for
+// find room there; or any, where there is no other way to add it.
+void add_beside(Plan& plan, const Problem& problem, const Device& device, const tuning::ColumnsKernel& kernel) {
+  if (columns_beside(problem, plan) == Beside::none) return;
   const std::int64_t states = divide_up(plan.shared_bytes, tuning::kVectorBytes) * tuning::kVectorBytes;
   const std::int64_t all = states + columns_beside_bytes(problem, plan);
-  plan.beside = all <= tuning::dynamic_shared_bytes(device.shared_bytes_per_block);
+  const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block);
+  const int blocks = holds_biased_columns(problem, plan) ? 1 : kernel.max_block * kernel.blocks / plan.block;
+  plan.beside =
+      all <= room && tuning::share_multiprocessor(blocks, static_cast<int>(all), device.shared_bytes_per_block);
   if (plan.beside) plan.shared_bytes = static_cast<int>(all);
 }
 
@@ -114,7 +105,7 @@ std::optional<Plan> finished_columns(const Problem& problem, const Device& devic
   if (teams > 1 || plan.cluster > 1 || fold.elements > 1)  // of whole columns, of teams, and of blocks
     plan.shared_bytes = static_cast<int>(held * (1 + teams) * apart +
                                          (plan.cluster > 1 ? columns * plan.cluster * state_bytes(problem) : 0));
-  add_beside(plan, problem, device);
+  add_beside(plan, problem, device, kernel);
   if (holds_biased_columns(problem, plan) && !plan.beside) return {};
   const int in_registers = kernel.vectors / sources_of(problem);
   if (plan.items > in_registers) {
@@ -474,17 +465,26 @@ bool rather_singles(const Problem& problem, const Device& device) {
              device.multiprocessors * tuning::column_singles_most(size_of(problem.result), problem.direction);
 }
 
-// Columns of 16 bits with a bias, which is added to them each time that they are used: held as they were loaded, as
-// vectors or words.
+// Whether these are 16-bit columns to which kernels can add a bias each time that they are used.
+bool has_biased_columns(const Problem& problem) {
+  return problem.direction == Direction::forward && size_of(problem.source) == 2 && problem.source == problem.result &&
+         problem.fused.only_bias() && problem.fused.bias_dtype == problem.source && may_scale(problem.fused);
+}
+
+// They, held as they were loaded: as vectors, or, where these have no room, as words.
 std::optional<Plan> biased_columns_plan(const Problem& problem, const Device& device,
                                         const tuning::Architecture& architecture) {
-  const Fused& fused = problem.fused;
-  if (!fused.only_bias() || fused.bias_dtype != problem.source || problem.source != problem.result || !may_scale(fused))
-    return {};
+  if (!has_biased_columns(problem)) return {};
   const int bytes = size_of(problem.source), vector = tuning::kVectorBytes / bytes, word = tuning::columns_word(bytes);
   if (columns_are_vectors(problem, vector))
     if (const auto vectors = held_columns(problem, device, architecture, vector)) return vectors;
   return columns_are_vectors(problem, word) ? held_columns(problem, device, architecture, word) : std::nullopt;
+}
+
+// Whether a thread rather has a row alone.
+bool rather_alone(const Rows& rows, const Device& device) {
+  return rows.dim <= tuning::kAloneMostDim && rows.count >= tuning::kAloneMinRows &&
+         rows.count <= std::int64_t{tuning::alone_most_rows(rows.dim)} * device.multiprocessors;
 }
 
 // Threads that hold a row, which begins anywhere, element by element; 0, where other plans take less: few rows of 16
@@ -617,9 +617,10 @@ std::optional<Plan> single_elements_plan(const Problem& problem, const Rows& row
       problem.outer.rank > 1 || rows.count > std::numeric_limits<int>::max() / 2 || !columns_are_vectors(problem, 1))
     return {};
   const int bytes = size_of(problem.source);
-  const std::int64_t along = bytes == 4   ? single_words_threads(problem, rows)
-                             : bytes == 2 ? single_halves_threads(problem, rows, device)
-                                          : 0;
+  const std::int64_t along = bytes == 8                   ? 0
+                             : rather_alone(rows, device) ? 1
+                             : bytes == 4                 ? single_words_threads(problem, rows)
+                                                          : single_halves_threads(problem, rows, device);
   if (along == 0) return {};
   Plan plan;
   plan.regime = Regime::strided;
@@ -639,21 +640,22 @@ int stagger_step(const Problem& problem) {
 }
 
 bool masks_are_words(const Problem& problem, const Plan& plan) {
-  return problem.fused.mask && plan.vector == 2 && are_vectors_too(problem, kMask, 1, plan.vector);
+  return problem.fused.mask && plan.vector == 2 && has_vectors_of_columns(problem, kMask, 1, plan.vector);
 }
 
 Beside columns_beside(const Problem& problem, const Plan& plan) {
   const Fused& fused = problem.fused;
   const auto lies_beside = [&](Operand operand, int bytes) {
-    return plan.vector * bytes >= tuning::kBesideMinBytes && are_vectors_too(problem, operand, bytes, plan.vector);
+    return plan.vector * bytes >= tuning::kBesideMinBytes &&
+           has_vectors_of_columns(problem, operand, bytes, plan.vector);
   };
-  if (fused.only_mask()) return lies_beside(kMask, 1) ? Beside::masks : Beside::nothing;
+  if (fused.only_mask()) return lies_beside(kMask, 1) ? Beside::masks : Beside::none;
   if (!fused.bias || fused.bias_dtype != problem.source || (fused.mask && holds_vectors(problem, plan)))
-    return Beside::nothing;
-  return lies_beside(kBias, size_of(fused.bias_dtype)) ? Beside::biases : Beside::nothing;
+    return Beside::none;
+  return lies_beside(kBias, size_of(fused.bias_dtype)) ? Beside::biases : Beside::none;
 }
 
-int columns_slots(const Problem& problem, const Plan& plan) {
+int columns_beside_slots(const Problem& problem, const Plan& plan) {
   const int bytes = plan.vector * size_of(problem.source);
   const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, columns_layout(problem, plan).kernel);
   const int together = tuning::columns_together(bytes, kernel.vectors / sources_of(problem));
@@ -662,15 +664,14 @@ int columns_slots(const Problem& problem, const Plan& plan) {
 
 int columns_beside_bytes(const Problem& problem, const Plan& plan) {
   const Beside beside = columns_beside(problem, plan);
-  if (beside == Beside::nothing) return 0;
+  if (beside == Beside::none) return 0;
   const int element = beside == Beside::masks ? 1 : size_of(problem.fused.bias_dtype);
   const int threads = columns_layout(problem, plan).turns * plan.block;
-  return threads * columns_slots(problem, plan) * plan.vector * element;
+  return threads * columns_beside_slots(problem, plan) * plan.vector * element;
 }
 
 bool holds_biased_columns(const Problem& problem, const Plan& plan) {
-  return problem.direction == Direction::forward && problem.fused.only_bias() && plan.vector > 1 &&
-         size_of(problem.source) == 2;
+  return plan.vector > 1 && has_biased_columns(problem);
 }
 
 int columns_shared_slots(const Problem& problem, const Plan& plan) {

@@ -369,7 +369,9 @@ Plan strided_plan(const Problem& problem, const Device& device, const tuning::Ar
     why = "compute capability below 8.0: online softmax over columns, then a second pass";
   } else if (!fuses_in_place(problem)) {
     if (const auto held = columns_plan(problem, device, architecture)) return *held;
-    why = "16 bits would round what is added: online softmax over columns, then a second pass";
+    why =
+        "16 bits would round what is added, and threads cannot hold the columns: online softmax over columns, then a "
+        "second pass";
   } else {
     if (const auto slabs = slabs_plan(problem, device)) return *slabs;
     if (const auto staggered = staggered_plan(problem, device)) return *staggered;

@@ -76,6 +76,8 @@ bool fused_steps_are_ints(const Group& neighbours);
 // Vectors along the columns need: the innermost group contiguous in every operand, and everything else a multiple. A
 // single column is a vector of one.
 bool columns_are_vectors(const Problem& problem, int vector);
+// The same of one operand, whose elements have so many bytes: also of a mask or a bias.
+bool has_vectors_of_columns(const Problem& problem, int operand, int bytes, int vector);
 
 // Whether outer is one group to all operands but masks and biases, to which it may be two.
 bool outer_is_one_group(const Problem& problem);
@@ -212,8 +214,9 @@ std::optional<Plan> slabs_plan(const Problem& problem, const Device& device);
 
 // ---- plan_strided.cpp -----------------------------------------------------------------------------------------------
 
-// Whether what is fused can be applied to what is held, in its place: 16 bits have no room for more than a mask, but
-// where they are single columns, each of which has a register.
+// Whether what is fused can be applied to what is held, in its place: 16 bits have no room for more than a mask. (Those
+// that a bias is added to each time that they are used, and single columns, each of which has a register, are columns
+// that threads hold: see columns_plan().)
 bool fuses_in_place(const Problem& problem);
 
 // Columns that a thread moves at once, where they are read twice. Folded ones tell their states through the workspace.

@@ -724,6 +724,12 @@ inline constexpr int kSingleElements = 4096, kSingleElementsRows = 2, kSingleEle
 // warps, whose lanes have so many each, or as many more threads.
 inline constexpr int kSingleWordsHeld = 32;
 constexpr int single_words_least_dim(Direction direction) { return direction == Direction::backward ? 193 : 449; }
+// Rows of up to three elements, by a thread each, which needs no other lane (928 x 1 of float32 1.08 us, by lanes of a
+// warp 1.15, backward 1.00, 1.13; 4096 x 3 1.18, 1.35, backward 1.12, 1.30; 16384 x 3 of bfloat16 1.17, 1.35): of one
+// block or less, that is all the same, and of more on each multiprocessor, they are rather staged (4096 x 2 1.16,
+// staged 1.09).
+inline constexpr int kAloneMostDim = 3, kAloneMinRows = 256;
+constexpr int alone_most_rows(std::int64_t dim) { return dim < 3 ? 16 : 128; }
 // And however many there are, of strips of some length: where a thread, backward two, have all of dim (5530 x 28 x
 // 37 10.1 us, as tiles 17.7; 2619 x 26 x 191 20.4, as words that are shifted 23.9; but 16 x 21 x 263169 127, 116), or
 // twice as many have, and strips are shorter than a warp's words (3314 x 53 x 25 9.8, as tiles 27.9; 19070 x 34 x
