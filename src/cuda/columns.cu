@@ -531,7 +531,8 @@ class HeldColumns {
   }
   // Or leaves biases, which are there, and the scale for when terms are asked for.
   __device__ __forceinline__ void leave_biases(const BesideSlots& slots, Real scale) {
-    if constexpr (kBiased) biases_ = slots, scale_ = scale;
+    biases_ = slots;
+    scale_ = scale;
   }
 
   // What is left to do where Fusing::masks_evenly, or only a scale is fused.
@@ -1171,10 +1172,11 @@ __global__ void __launch_bounds__(
 template <typename Visitor>
 void visit_columns_operation(const Problem& problem, const Plan& plan, Visitor&& visitor) {
   if (!holds_biased_columns(problem, plan)) return visit_operation(problem, visitor);
-  if (problem.source == DType::float16)
-    visitor.template operator()<BiasedForward<__half>>();
-  else
-    visitor.template operator()<BiasedForward<__nv_bfloat16>>();
+  visit_operation<true>(problem, [&]<typename Operation>() {
+    using Source = typename Operation::Source;
+    if constexpr (!kIsBackward<Operation> && std::is_same_v<Source, typename Operation::Result> && sizeof(Source) == 2)
+      visitor.template operator()<BiasedForward<Source>>();
+  });
 }
 
 }  // namespace
@@ -1218,8 +1220,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.strip_columns = static_cast<int>(problem.inner.size);
     if (plan.beside) {
       arguments.beside = columns_beside(problem, plan);
-      arguments.beside_at = plan.shared_bytes - columns_beside_bytes(problem, plan);
-      arguments.beside_slots = columns_beside_slots(problem, plan);
+      arguments.beside_at = plan.shared_bytes - columns_beside_bytes(problem, plan, layout);
+      arguments.beside_slots = columns_beside_slots(problem, plan, layout);
     } else if (Operation::kFused) {
       arguments.masks_are_words = masks_are_words(problem, plan);
     }

@@ -115,8 +115,8 @@ Beside columns_beside(const Problem& problem, const Plan& plan);
 // Whether masks of 16-bit words of columns, which are less than may be copied, can be loaded as words of masks.
 bool masks_are_words(const Problem& problem, const Plan& plan);
 // Slots that a thread has for that at a turn; and the bytes of all that a block has, at the end of its shared memory.
-int columns_beside_slots(const Problem& problem, const Plan& plan);
-int columns_beside_bytes(const Problem& problem, const Plan& plan);
+int columns_beside_slots(const Problem& problem, const Plan& plan, const ColumnsLayout& layout);
+int columns_beside_bytes(const Problem& problem, const Plan& plan, const ColumnsLayout& layout);
 // Whether what it holds are 16-bit columns as they were loaded, to which kernels of their own add a bias.
 bool holds_biased_columns(const Problem& problem, const Plan& plan);
 // Slots that each thread has there for its shared_items and for what is computed with the last of them; and their

@@ -78,12 +78,10 @@ void settle_columns(Plan& plan, std::int64_t dim, std::int64_t along, std::int64
 void add_beside(Plan& plan, const Problem& problem, const Device& device, const tuning::ColumnsKernel& kernel) {
   if (columns_beside(problem, plan) == Beside::none) return;
   const std::int64_t states = divide_up(plan.shared_bytes, tuning::kVectorBytes) * tuning::kVectorBytes;
-  const std::int64_t all = states + columns_beside_bytes(problem, plan);
-  const int room = tuning::dynamic_shared_bytes(device.shared_bytes_per_block);
+  const auto all = static_cast<int>(states + columns_beside_bytes(problem, plan, columns_layout(problem, plan)));
   const int blocks = holds_biased_columns(problem, plan) ? 1 : kernel.max_block * kernel.blocks / plan.block;
-  plan.beside =
-      all <= room && tuning::share_multiprocessor(blocks, static_cast<int>(all), device.shared_bytes_per_block);
-  if (plan.beside) plan.shared_bytes = static_cast<int>(all);
+  plan.beside = tuning::share_multiprocessor(blocks, all, device.shared_bytes_per_block);
+  if (plan.beside) plan.shared_bytes = all;
 }
 
 // And the rest of it, where a block has `width` vectors; none, where its states find no room in shared memory.
@@ -655,19 +653,18 @@ Beside columns_beside(const Problem& problem, const Plan& plan) {
   return lies_beside(kBias, size_of(fused.bias_dtype)) ? Beside::biases : Beside::none;
 }
 
-int columns_beside_slots(const Problem& problem, const Plan& plan) {
+int columns_beside_slots(const Problem& problem, const Plan& plan, const ColumnsLayout& layout) {
   const int bytes = plan.vector * size_of(problem.source);
-  const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, columns_layout(problem, plan).kernel);
+  const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, layout.kernel);
   const int together = tuning::columns_together(bytes, kernel.vectors / sources_of(problem));
   return static_cast<int>(divide_up(plan.items, together)) * together;
 }
 
-int columns_beside_bytes(const Problem& problem, const Plan& plan) {
+int columns_beside_bytes(const Problem& problem, const Plan& plan, const ColumnsLayout& layout) {
   const Beside beside = columns_beside(problem, plan);
   if (beside == Beside::none) return 0;
   const int element = beside == Beside::masks ? 1 : size_of(problem.fused.bias_dtype);
-  const int threads = columns_layout(problem, plan).turns * plan.block;
-  return threads * columns_beside_slots(problem, plan) * plan.vector * element;
+  return layout.turns * plan.block * columns_beside_slots(problem, plan, layout) * plan.vector * element;
 }
 
 bool holds_biased_columns(const Problem& problem, const Plan& plan) {
