@@ -100,6 +100,14 @@ template <typename Operation, int kVector>
 inline constexpr bool kWidens =
     !kIsBackward<Operation> && Operation::kFused && kVector == 1 && sizeof(typename Operation::Source) == 2;
 
+// Biases are added to what is held; what is held raw has kernels of its own for them.
+template <typename Operation, int kVector>
+inline constexpr bool kAddsBiases =
+    !kIsBackward<Operation> && (sizeof(typename Operation::Source) > 2 || kWidens<Operation, kVector>);
+template <typename Operation, int kVector>
+inline constexpr bool kCopiesBiases = (kAddsBiases<Operation, kVector> || Operation::kBiased) &&
+                                      kVector * sizeof(typename Operation::Source) >= tuning::kBesideMinBytes;
+
 // The states of the columns of one vector: they move through shared memory 16 bytes at a time, where there are as many.
 template <typename Operation, int kVector>
 struct alignas(std::min<std::size_t>(tuning::kVectorBytes, kVector * sizeof(typename Operation::State))) VectorStates {
@@ -587,9 +595,9 @@ class HeldColumns {
         each_terms([&](int first, int k, Term(&terms)[kTogether]) {
           auto& state = states.state[k];
           state.sum += told.template reduce<kTogether, 1, 1>(terms, kTogether, Known{state.max}).sum;
-          if (log && !Operation::kKeepsDistances) return;  // they are as they were
+          if constexpr (!(decltype(log)::value && !Operation::kKeepsDistances))  // else they are as they were
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) source_[first + i].set(k, terms[i]);
+            for (int i = 0; i < kTogether; ++i) source_[first + i].set(k, terms[i]);
         });
       });
     } else {
@@ -877,7 +885,7 @@ struct Place {
     if constexpr (Operation::kFused) {
       const auto& fusing = arguments.fusing;
       left_out.missing = held.missing();
-      if constexpr (kCopiesBiases)
+      if constexpr (kCopiesBiases<Operation, kVector>)
         if (arguments.beside == Beside::biases) copy_beside<Source>(held, kBias, fusing.bias, turn);
       if constexpr (kVectors<Operation, kVector> && !Operation::kBiased)
         if (arguments.beside == Beside::masks) copy_beside<std::uint8_t>(held, kMask, fusing.mask, turn);
@@ -925,12 +933,12 @@ struct Place {
         switch (arguments.beside) {
           case Beside::masks: return held.apply_masks(slots<std::uint8_t>(turn), fusing);
           case Beside::biases:
-            if constexpr (kAddsBiases) add_biases(held, turn);
+            if constexpr (kAddsBiases<Operation, kVector>) add_biases(held, turn);
             return;
           case Beside::none: held.apply(line(0), [&](auto& line) { line.step(steps(kMask), steps(kBias)); });
         }
       } else {
-        if constexpr (kAddsBiases) add_biases(held, turn);
+        if constexpr (kAddsBiases<Operation, kVector>) add_biases(held, turn);
         held.exclude(left_out.excluded);
       }
     }
@@ -964,11 +972,6 @@ struct Place {
  private:
   using Source = typename Operation::Source;
   using Real = typename Operation::Real;
-  static constexpr bool kForward = !kIsBackward<Operation>, kWide = kWidens<Operation, kVector>;
-  // Biases are added to what is held; what is held raw has kernels of its own for them.
-  static constexpr bool kAddsBiases = kForward && (sizeof(Source) > 2 || kWide);
-  static constexpr bool kCopiesBiases =
-      (kAddsBiases || Operation::kBiased) && kVector * sizeof(Source) >= tuning::kBesideMinBytes;
 
   // The thread's first of a mask or a bias, of which neighbours are so far `apart`, in elements from its beginning.
   __device__ __forceinline__ std::int64_t fused_offset(int operand, int apart) const {
@@ -993,7 +996,7 @@ struct Place {
   template <typename Held>
   __device__ __forceinline__ void add_biases(Held& held, int turn) const {
     const auto& fusing = arguments.fusing;
-    if constexpr (kCopiesBiases)
+    if constexpr (kCopiesBiases<Operation, kVector>)
       if (arguments.beside == Beside::biases) {
         BesideSlots slots = this->slots<Source>(turn);
         return held.scale_and_add(fusing.scale, [&](bool) {
@@ -1014,7 +1017,7 @@ struct Place {
       };
       if (fusing.bias == nullptr)
         held.scale_evenly(fusing, 0);  // exclude() follows
-      else if (kWide && !fusing.bias_is_real)
+      else if (kWidens<Operation, kVector> && !fusing.bias_is_real)
         add(reinterpret_cast<const Source*>(fusing.bias));
       else
         add(reinterpret_cast<const Real*>(fusing.bias));

@@ -811,7 +811,8 @@ __device__ __forceinline__ void apply_fused_by_steps(const Fusing<Operation>& fu
     }
 #pragma unroll
     for (int i = 0; i < some; ++i, source += step, grad += step) {
-      Word word = Word::load(source), of_grad;
+      Word word = Word::load(source);
+      [[maybe_unused]] Word of_grad;
       if constexpr (TileOf::kBackward) of_grad = Word::load(grad);
       if constexpr (kScales)
         word = Word::narrowed([&](int k) { return word.widened(k) * fusing.scale + biases[i][k]; });
