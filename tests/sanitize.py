@@ -1,7 +1,7 @@
 """Runs the CUDA kernels of all regimes on small problems, for compute-sanitizer, and compares with float64 in passing.
 
 `sanitize.py 2/8` runs every eighth of the problems, beginning with the second: several processes share the work.
-`sanitize.py 2/8 narrow` leaves out what takes clusters of 16 blocks, where synccheck (2025.3) reads illegal
+`sanitize.py 2/8 narrow` leaves out what takes clusters of more than 8 blocks, where synccheck (2025.3) reads illegal
 addresses and misses waits, also in kernels that it finds nothing in where clusters are smaller.
 `sanitize.py 2/8 no-bulk` leaves out what is stored by bulk copies, which initcheck (2025.3) takes no notice of: to it
 all such results are uninitialized.
@@ -19,9 +19,10 @@ from typing import Any
 import ndsoftmax
 import oracle
 import torch
+from ndsoftmax import explain
 from torch import Tensor
 
-CLUSTERS_OF_16 = (98_400, 330_001, 700_001, 30_001, 165_001)  # wide rows, and long columns of float64
+PORTABLE_CLUSTER = 8
 
 # (shape, dim, regimes to force; None: the plan's own, [fusions, where all would take long])
 PROBLEMS: list[tuple[Any, ...]] = [
@@ -43,7 +44,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((200, 19, 49), 1, (None,), 1),
     ((1, 5000, 3), 1, (None,)),
     ((3, 4501, 2), 1, (None, "cluster", "split"), 1),  # two columns that take turns in a row
-    ((9, CLUSTERS_OF_16[4], 2), 1, ("cluster",), 1),  # as many as a cluster has room for
+    ((9, 165_001, 2), 1, ("cluster",), 1),  # as many as a cluster has room for
     ((600, 40), 0, (None,)),
     ((40, 40, 131), 1, (None,), 1),  # words of columns, whose tiles overlap
     ((7, 300, 266), 1, (None,), 1),
@@ -74,7 +75,7 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((140_000, 21), 1, (None,), 1),  # rows that a lane has alone
     ((100, 330, 416), 1, (None,), 1),  # and backward
     ((16, 20_001, 9), 1, (None,), 1),  # backward by threads that have more
-    ((1, CLUSTERS_OF_16[3], 33), 1, (None,), 1),  # or, backward and of 32 bits, read twice
+    ((1, 30_001, 33), 1, (None,), 1),  # or, backward and of 32 bits, read twice
     ((1, 200_001, 24), 1, (None,), 1),  # whose blocks meet between the passes
     ((1, 150_001, 33), 1, (None,), 1),  # folded
     ((1, 130_001, 8), 1, (None,), 1),  # of smaller blocks
@@ -109,10 +110,10 @@ PROBLEMS: list[tuple[Any, ...]] = [
     ((70000, 3), 1, (None,), 2),
     ((9000, 257), 1, (None,), 2),  # by teams of several lanes
     ((9000, 401), 1, (None,), 1),  # backward and of float32, element by element
-    ((28, CLUSTERS_OF_16[0]), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
+    ((28, 98_400), 1, ("online",), 1),  # and so many wide ones that clusters read them twice
     # or that float32's next row of backward arrives meanwhile, and of forward shared memory's part comes first
-    ((9, CLUSTERS_OF_16[1]), 1, ("cluster",), 1),
-    ((1, CLUSTERS_OF_16[2]), 1, ("cluster",), 1),  # or that threads have more in shared memory, and float32 still more
+    ((9, 330_001), 1, ("cluster",), 1),
+    ((1, 700_001), 1, ("cluster",), 1),  # or that threads have more in shared memory, and float32 still more
 ]
 # What regimes may refuse: rows of 1025 are warps' where they are of 16 bits and nothing is fused, the two operands of a
 # row of 9000 in float64 are more than a block holds, as are wide ones for a cluster, and two columns are a row only
@@ -122,9 +123,9 @@ MAY_BE_REFUSED = {
     ((2, 9000), "block"),
     ((3, 4501, 2), "cluster"),
     ((3, 4501, 2), "split"),
-    ((9, CLUSTERS_OF_16[4], 2), "cluster"),
-    ((9, CLUSTERS_OF_16[1]), "cluster"),
-    ((1, CLUSTERS_OF_16[2]), "cluster"),
+    ((9, 165_001, 2), "cluster"),
+    ((9, 330_001), "cluster"),
+    ((1, 700_001), "cluster"),
 }
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float64, None)]
 
@@ -158,10 +159,8 @@ def assert_close(got: Tensor, exact: Tensor, size: Tensor) -> None:
 def main() -> None:
     part, parts = map(int, sys.argv[1].split("/")) if len(sys.argv) > 1 else (1, 1)
     device = ndsoftmax._C.device("cuda")
-    left_out = set(CLUSTERS_OF_16) if "narrow" in sys.argv else set()
-    no_bulk = "no-bulk" in sys.argv and device.compute_capability >= 90
-    problems = [problem for problem in PROBLEMS if not left_out & set(problem[0])]
-    cases = [(*problem, *dtypes) for problem in problems for dtypes in DTYPES]
+    narrow, no_bulk = (name in sys.argv and device.compute_capability >= 90 for name in ("narrow", "no-bulk"))
+    cases = [(*problem, *dtypes) for problem in PROBLEMS for dtypes in DTYPES]
     for shape, dim, regimes, *few, dtype, result in cases[part - 1 :: parts]:
         dims = dim if isinstance(dim, tuple) else (dim,)
         for regime in regimes:
@@ -171,18 +170,17 @@ def main() -> None:
             os.environ["NDSOFTMAX_REGIME"] = regime or ""
             host = torch.randn(shape).to(dtype)
             x = host.cuda().requires_grad_()
-            if (
-                no_bulk
-                and not regime
-                and any(ndsoftmax.explain(x, dims, dtype=result, backward=backward).slabs for backward in (False, True))
-            ):
-                continue
             for fused_on_host, included in islice(fusions(host, dims), *(few or [None])):
                 fused = {name: on_gpu(value) for name, value in fused_on_host.items()}
                 for function in (ndsoftmax.softmax, ndsoftmax.log_softmax):
                     log = function is ndsoftmax.log_softmax
                     scale = fused.get("scale", 1)
                     try:
+                        plans = [explain(x, dims, dtype=result, backward=b, **fused) for b in (False, True)]
+                        if narrow and any(plan.cluster > PORTABLE_CLUSTER for plan in plans):
+                            continue
+                        if no_bulk and any(plan.slabs for plan in plans):
+                            continue
                         y = function(x, dim, result, **fused)
                         bias = fused_on_host.get("bias")
                         exact = oracle.masked_forward(host, dims, included, bias, scale, log=log)

@@ -211,6 +211,17 @@ def test_more_dims_than_there_can_be(device: str, function: Any) -> None:
 
 
 @FUNCTIONS
+def test_axis_is_dim(device: str, function: Any) -> None:
+    torchs: Any = torch.softmax if function is ndsoftmax.softmax else torch.log_softmax
+    x = numbers(24, 0, device=device).view(2, 3, 4)
+    expected = torchs(x.double(), axis=1)
+    torch.testing.assert_close(function(x, axis=1).double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(function(x * 2, axis=1, scale=0.5).double(), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError, match="either dim or axis, but got dim=0 and axis=1"):
+        function(x, 0, axis=1)
+
+
+@FUNCTIONS
 def test_no_dim_at_all(device: str, function: Any) -> None:
     x, operator = torch.zeros(2, 3, device=device), getattr(torch.ops.ndsoftmax, function.__name__)
     for call in (lambda: function(x, ()), lambda: operator(x, []), lambda: operator(x.to("meta"), [])):
@@ -241,6 +252,7 @@ def overlapping(device: str) -> dict[str, tuple[Tensor, Tensor]]:
         "transposed": (square, square.T),
         "other steps": (memory[:12].view(3, 4), memory[:24].view(3, 8)[:, ::2]),
         "with itself": (torch.zeros(3, 4, device=device), torch.zeros(4, device=device).expand(3, 4)),
+        "with itself, apart": (torch.zeros(2, 2, 4, device=device), memory[:32].view(2, 16)[:, :4].expand(2, 2, 4)),
         "with itself, windows": (torch.zeros(3, 4, device=device), memory.as_strided((3, 4), (2, 1))),
     }
 
@@ -497,6 +509,12 @@ def test_a_mask_that_is_freed_before_backward_is_an_error() -> None:
     mask.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="storage"):
         y.sum().backward()
+
+
+def test_an_expanded_out_is_refused_without_a_list_of_its_elements() -> None:
+    many = torch.zeros(1).expand(1 << 20, 1 << 20)
+    with pytest.raises(RuntimeError, match="overlap itself"):
+        ndsoftmax.softmax(many, 1, out=many)
 
 
 def test_halves_of_one_matrix_do_not_overlap() -> None:

@@ -479,6 +479,15 @@ def test_opcheck(device: str, log: bool, call: dict[str, Any]) -> None:
     )
 
 
+def test_operators_know_causal_words_where_nothing_is_computed_too(device: str) -> None:
+    x = torch.zeros(3, 4, device=device)
+    for tensor in (x, x.to("meta")):
+        with pytest.raises(ValueError, match=r"causal must be .* but is 'lower'"):
+            torch.ops.ndsoftmax.masked_softmax(tensor, None, None, [1], None, False, 1.0, "lower")
+        with pytest.raises(ValueError, match=r"causal must be .* but is 'lower'"):
+            torch.ops.ndsoftmax.masked_softmax_backward(tensor, tensor, None, [1], None, False, 1.0, "lower")
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compile(device: str, call: dict[str, Any], dynamic: bool) -> None:

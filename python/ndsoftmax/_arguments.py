@@ -155,6 +155,8 @@ def check_one_mask(mask: object, where: object) -> None:
 
 def check_causal(causal: str, dims: Sequence[int], rank: int) -> None:
     """Raises unless a diagonal lies across rows (dim -2) and columns (dim -1) that are normalized over."""
+    if causal not in ("", "upper_left", "lower_right"):
+        raise ValueError(f"causal must be '', 'upper_left' or 'lower_right', but is {causal!r}")
     if causal and rank < 2:
         raise ValueError(f"causal needs an input of two dimensions or more, but it has {rank}")
     if causal and wrap_dims(dims, rank) != [rank - 1]:
@@ -247,11 +249,13 @@ def _steps(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def _slots(tensor: Tensor, begin: int, grain: int) -> Tensor:
-    """Every slot of `grain` bytes that the tensor's elements take, counted from the address `begin`."""
+    """Every slot of `grain` bytes that the tensor's elements take, counted from the address `begin`. (What is expanded
+    takes no more of them.)"""
     item = tensor.element_size()
     where = torch.tensor([(tensor.data_ptr() - begin) // grain], device="cpu")
     for step, size in [*((stride * item // grain, size) for stride, size in _steps(tensor)), (1, item // grain)]:
-        where = (where[:, None] + torch.arange(size, device="cpu") * step).flatten()
+        if step > 0:
+            where = (where[:, None] + torch.arange(size, device="cpu") * step).flatten()
     return where
 
 
@@ -269,7 +273,10 @@ def overlaps_itself(tensor: Tensor) -> bool:
     """Whether two elements share a memory location."""
     if tensor.numel() == 0 or _is_nested(tensor):
         return False
-    where = _slots(tensor, tensor.data_ptr(), tensor.element_size())  # they may meet: count
+    begin, end = _extent(tensor)
+    if _steps(tensor)[0][0] == 0 or (end - begin) // tensor.element_size() < tensor.numel():
+        return True  # expanded, or more elements than places
+    where = _slots(tensor, begin, tensor.element_size())  # they may meet: count
     return bool(where.unique().numel() < where.numel())  # type: ignore[no-untyped-call]
 
 

@@ -46,6 +46,7 @@ class Fused(TypedDict, total=False):
     scale: float
     causal: Causal
     fully_masked: FullyMasked | None
+    axis: Dim  # as NumPy calls dim, and torch.softmax takes it, too
 
 
 _DEFAULTS: dict[str, Any] = as_masking.__kwdefaults__  # type: ignore[assignment]  # what takes them has them
@@ -61,6 +62,12 @@ def _given(function: str, fused: Mapping[str, object]) -> dict[str, Any]:
                 f"{function}() got an unexpected keyword argument {name!r}; there are {', '.join(_KEYWORDS)} and out"
             )
     return {name: value for name, value in fused.items() if not _is_default(name, value)}
+
+
+def _dim_of(function: str, dim: Dim, axis: Dim) -> Dim:
+    if type(dim) is not int or dim != -1:
+        raise TypeError(f"{function}() takes either dim or axis, but got dim={dim} and axis={axis}")
+    return axis
 
 
 def _is_default(name: str, value: object) -> bool:
@@ -87,7 +94,7 @@ def softmax(
     input : Tensor
         Any shape, any strides; float16, bfloat16, float32 or float64, or anything torch casts when `dtype` is given.
     dim : int or sequence of int
-        The dimension to normalize over, or several: then over their product.
+        The dimension to normalize over, or several: then over their product. It may be given as `axis`.
     dtype : torch.dtype, optional
         `input` is cast to it first. From 16-bit to float32 the cast is part of the kernel.
     mask : Tensor, optional
@@ -148,7 +155,11 @@ def softmax(
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
-    given = _given("softmax", fused) if fused else _NOTHING
+    given = _NOTHING
+    if fused:
+        if "axis" in fused:
+            return softmax(input, _dim_of("softmax", dim, fused.pop("axis")), dtype, out=out, **fused)
+        given = _given("softmax", fused)
     result = None
     if given:
         result = _short_way(False, input, dim, dtype, out, **given)
@@ -174,7 +185,11 @@ def log_softmax(
     >>> ndsoftmax.log_softmax(torch.tensor([0.0, 0.0, -torch.inf]))
     tensor([-0.6931, -0.6931,    -inf])
     """
-    given = _given("log_softmax", fused) if fused else _NOTHING
+    given = _NOTHING
+    if fused:
+        if "axis" in fused:
+            return log_softmax(input, _dim_of("log_softmax", dim, fused.pop("axis")), dtype, out=out, **fused)
+        given = _given("log_softmax", fused)
     result = None
     if given:
         result = _short_way(True, input, dim, dtype, out, **given)

@@ -61,6 +61,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
 // The same, or zeros, where nothing is `wanted`: then nothing is read.
 template <int kBytes>
 __device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, bool wanted) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
 #if __CUDA_ARCH__ >= 800
   if constexpr (kBytes == 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
@@ -242,8 +243,8 @@ inline void copy_async(void* to, const void* from) {
 }
 template <int kBytes>
 inline void copy_async_or_zero(void* to, const void* from, bool wanted) {
-  if (wanted) return copy_async<kBytes>(to, from);
-  std::memset(to, 0, kBytes);
+  alignas(kBytes) static constexpr unsigned char kZeros[kBytes]{};
+  copy_async<kBytes>(to, wanted ? from : kZeros);
 }
 inline void copy_async_with_line(void* to, const void* from) { copy_async<8>(to, from); }
 inline void await_copies() {}

@@ -1179,6 +1179,8 @@ void visit_columns_operation(const Problem& problem, const Plan& plan, Visitor&&
     using Source = typename Operation::Source;
     if constexpr (!kIsBackward<Operation> && std::is_same_v<Source, typename Operation::Result> && sizeof(Source) == 2)
       visitor.template operator()<BiasedForward<Source>>();
+    else
+      throw std::logic_error("no kernel holds biased columns of such elements raw");
   });
 }
 

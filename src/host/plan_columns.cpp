@@ -108,6 +108,7 @@ std::optional<Plan> finished_columns(const Problem& problem, const Device& devic
   const int in_registers = kernel.vectors / sources_of(problem);
   if (plan.items > in_registers) {
     plan.shared_items = plan.items - in_registers;
+    if (plan.beside) return {};  // either is the last of shared_bytes
     plan.shared_bytes = static_cast<int>(divide_up(plan.shared_bytes, tuning::kLineBytes)) * tuning::kLineBytes +
                         columns_shared_bytes(problem, plan);
   }
@@ -638,7 +639,8 @@ int stagger_step(const Problem& problem) {
 }
 
 bool masks_are_words(const Problem& problem, const Plan& plan) {
-  return problem.fused.mask && plan.vector == 2 && has_vectors_of_columns(problem, kMask, 1, plan.vector);
+  return problem.fused.mask && size_of(problem.source) == 2 && plan.vector == 2 &&
+         has_vectors_of_columns(problem, kMask, 1, plan.vector);
 }
 
 Beside columns_beside(const Problem& problem, const Plan& plan) {
