@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "cuda/interleaved.cuh"
-#include "cuda/launch.hpp"
 #include "cuda/launchers.hpp"
 #include "cuda/operation.cuh"
 #include "cuda/rows.cuh"
@@ -274,13 +273,12 @@ template <typename Arguments>
   return true;
 }
 
-template <auto kKernel>
-inline const bool kCounted = ++kernels_compiled() > 0;
-
 template <auto kKernel, typename Arguments>
 [[nodiscard]] bool try_launch_grid(const Arguments& arguments, const Plan& plan, const Pointers& pointers,
                                    cudaStream_t stream) {
-  [[maybe_unused]] const bool* const counted = &kCounted<kKernel>;  // asked for, it is, before main
+#if !defined(__CUDACC__)
+  [[maybe_unused]] const bool* const counted = &::emulator::counted<kKernel>;  // asked for, it counts
+#endif
   return try_launch_grid(kKernel, arguments, plan, pointers, stream);
 }
 

@@ -85,11 +85,6 @@ int current_device() {
   return index;
 }
 
-int& kernels_compiled() {
-  static int count = 0;
-  return count;
-}
-
 void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses, void* workspace,
             void* stream) {
   if (plan.scales && problem.fused.any)

@@ -17,7 +17,4 @@ int current_device();
 void launch(const Problem& problem, const Plan& plan, const Device& device, const Addresses& addresses, void* workspace,
             void* stream);
 
-// How many kernels this build has: each takes its time to compile, and its room. Kernels count themselves.
-int& kernels_compiled();
-
 }  // namespace ndsoftmax::cuda

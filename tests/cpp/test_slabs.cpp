@@ -2,7 +2,6 @@
 // without (see CMakeLists.txt).
 #include "problems.hpp"
 // after all that is not told of CUDA's attributes
-#include "cuda/launch.hpp"
 #include "cuda/launchers.hpp"
 
 using namespace ndsoftmax;
@@ -12,11 +11,6 @@ constexpr int kComputeCapability = 80;
 #else
 constexpr int kComputeCapability = 90;
 #endif
-
-int& cuda::kernels_compiled() {
-  static int count = 0;
-  return count;
-}
 
 int main() {
   Device device;  // to which little is enough

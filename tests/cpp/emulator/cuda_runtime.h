@@ -47,6 +47,12 @@ void* map_to_rank(void* shared, unsigned rank);
 void yield();  // lets other threads of the block run
 void progressed();
 
+// How many kernels a program has: each takes its time to compile, and its room. Those that are launched somewhere count
+// themselves, before main.
+int& kernels_compiled();
+template <auto kKernel>
+inline const bool counted = ++kernels_compiled() > 0;
+
 template <typename Condition>
 void wait_until(const Condition& condition) {
   while (!condition()) yield();

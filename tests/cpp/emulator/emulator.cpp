@@ -219,4 +219,9 @@ void run(const cudaLaunchConfig_t& config, void (*body)(void*), void* context) {
   }
 }
 
+int& kernels_compiled() {
+  static int count = 0;
+  return count;
+}
+
 }  // namespace emulator
