@@ -1231,7 +1231,7 @@ def test_columns_are_held_where_masks_are_the_same_for_some_of_outer(
     assert "registers" in scaled.why
     biased = ndsoftmax.explain((16, 12, 512, inner), 2, dtype=dtype, bias=(12, 1, inner), device="H200")
     assert "registers" in biased.why
-    assert biased.beside == (dtype == torch.float32 or inner != 511)
+    assert biased.beside == ("bias" if dtype == torch.float32 or inner != 511 else None)
     three_groups = ndsoftmax.explain((4, 4, 12, 512, inner), 3, mask=(4, 1, 12, 512, 1), dtype=dtype, device="H200")
     assert "registers" not in three_groups.why
 
@@ -1254,30 +1254,30 @@ def test_few_rows_of_up_to_three_elements_have_a_thread_each(dtype: torch.dtype,
 @pytest.mark.parametrize(
     ("dtype", "inner", "fused", "vector", "beside"),
     [
-        (torch.bfloat16, 512, {"mask": (12, 512, 512)}, 8, True),
-        (torch.bfloat16, 512, {"mask": (12, 512, 1)}, 8, False),  # what all columns exclude is not loaded
-        (torch.bfloat16, 510, {"mask": (12, 512, 510)}, 2, False),  # of words, which are less than may be copied
-        (torch.bfloat16, 511, {"mask": (12, 512, 511)}, 1, False),
-        (torch.bfloat16, 512, {"bias": (12, 512, 512)}, 8, True),
-        (torch.bfloat16, 510, {"bias": (12, 512, 510)}, 2, True),
-        (torch.bfloat16, 511, {"bias": (12, 512, 511)}, 1, False),  # widened, as 16 bits would round what is added
-        (torch.bfloat16, 512, {"bias": (12, 512, 1)}, 1, False),
-        (torch.bfloat16, 510, {"bias": (12, 512, 510), "mask": (12, 512, 510)}, 1, False),
-        (torch.bfloat16, 510, {"bias": (12, 512, 510), "scale": -1.0}, 1, False),
-        (torch.float32, 512, {"bias": (12, 512, 512)}, 4, True),
-        (torch.float32, 512, {"bias": (12, 512, 512), "mask": (12, 512, 512)}, 4, False),
-        (torch.float32, 511, {"bias": (12, 512, 511), "mask": (12, 512, 511)}, 1, True),
-        (torch.float32, 511, {"mask": (12, 512, 511)}, 1, False),
+        (torch.bfloat16, 512, {"mask": (12, 512, 512)}, 8, "mask"),
+        (torch.bfloat16, 512, {"mask": (12, 512, 1)}, 8, None),  # what all columns exclude is not loaded
+        (torch.bfloat16, 510, {"mask": (12, 512, 510)}, 2, None),  # of words, which are less than may be copied
+        (torch.bfloat16, 511, {"mask": (12, 512, 511)}, 1, None),
+        (torch.bfloat16, 512, {"bias": (12, 512, 512)}, 8, "bias"),
+        (torch.bfloat16, 510, {"bias": (12, 512, 510)}, 2, "bias"),
+        (torch.bfloat16, 511, {"bias": (12, 512, 511)}, 1, None),  # widened, as 16 bits would round what is added
+        (torch.bfloat16, 512, {"bias": (12, 512, 1)}, 1, None),
+        (torch.bfloat16, 510, {"bias": (12, 512, 510), "mask": (12, 512, 510)}, 1, None),
+        (torch.bfloat16, 510, {"bias": (12, 512, 510), "scale": -1.0}, 1, None),
+        (torch.float32, 512, {"bias": (12, 512, 512)}, 4, "bias"),
+        (torch.float32, 512, {"bias": (12, 512, 512), "mask": (12, 512, 512)}, 4, None),
+        (torch.float32, 511, {"bias": (12, 512, 511), "mask": (12, 512, 511)}, 1, "bias"),
+        (torch.float32, 511, {"mask": (12, 512, 511)}, 1, None),
     ],
 )
 def test_what_is_fused_lies_beside_columns(
-    dtype: torch.dtype, inner: int, fused: dict[str, Any], vector: int, beside: bool
+    dtype: torch.dtype, inner: int, fused: dict[str, Any], vector: int, beside: str | None
 ) -> None:
     shape = (11, 12, 512, inner)
     chosen = ndsoftmax.explain(shape, 2, dtype=dtype, device="H200", **fused)
     assert (chosen.vector, chosen.beside, chosen.passes) == (vector, beside, 1)
-    assert ("mask, or bias" in str(chosen)) == beside
-    assert not ndsoftmax.explain(shape, 2, dtype=dtype, device="H200").beside
+    assert (f"also for the {beside} of" in str(chosen)) == (beside is not None)
+    assert ndsoftmax.explain(shape, 2, dtype=dtype, device="H200").beside is None
     small = ndsoftmax.explain(shape, 2, dtype=dtype, device="RTX 4090", **fused)
     assert small.shared_bytes <= 99 * 1024
 

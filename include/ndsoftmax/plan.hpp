@@ -38,6 +38,10 @@ const char* name_of(Regime regime);
 // Throws std::invalid_argument, saying what `name` was given for and what it may be, where there is no such regime.
 Regime regime_from(std::string_view name, std::string_view given_for);
 
+// What is fused that threads copy to shared memory, beside the columns that they hold: there it is by the time that
+// they hold those, and takes no registers meanwhile.
+enum class Beside : std::uint8_t { none, masks, biases };
+
 struct Plan {
   Regime regime = Regime::warp;
   bool staged = false;    // warp: rows go through shared memory, in words, or, where rows are smaller, in vectors;
@@ -52,11 +56,11 @@ struct Plan {
                           // meanwhile what registers and shared_bytes have room for
   bool slabs = false;     // strided, staged: whole slabs of dim × columns lie there, whose columns threads hold
   bool sectors = false;   // strided, read twice: columns are folded so that segments begin on sectors
-  bool beside = false;    // strided, columns: a mask or a bias is copied to shared_bytes, beside what threads hold
-  int log2_dim = 0;       // warp, not staged: of the row, rounded up to a power of two, but at most 11
-  int vector = 1;         // elements moved by one access; strided: columns that a thread works on at once
-  int items = 1;          // accesses a thread holds in registers; cluster, strided: and in shared_bytes, if any
-  int shared_items = 0;   // strided: of these, those that it has in shared_bytes
+  Beside beside = Beside::none;  // strided, columns: lies in shared_bytes
+  int log2_dim = 0;              // warp, not staged: of the row, rounded up to a power of two, but at most 11
+  int vector = 1;                // elements moved by one access; strided: columns that a thread works on at once
+  int items = 1;                 // accesses a thread holds in registers; cluster, strided: and in shared_bytes, if any
+  int shared_items = 0;          // strided: of these, those that it has in shared_bytes
   int threads_per_row =
       1;  // warp: lanes; block: threads; cluster: threads of all its blocks; strided: along dim, also of all
   int rows_per_block = 1;   // strided: columns

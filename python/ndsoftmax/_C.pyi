@@ -36,7 +36,7 @@ class Plan:
     staged: bool
     meets: bool
     sectors: bool
-    beside: bool
+    beside: Literal["mask", "bias"] | None
     slabs: bool
     log2_dim: int
     vector: int

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import index
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -64,8 +64,8 @@ class Explanation:
     vector, items, threads_per_row, grid, block, cluster, splits, staged, meets, slabs, beside, shared_bytes,
     workspace_bytes
         The shape of the launch, and the memory that it takes; `meets`: all blocks run at once, and meet between two
-        passes; `slabs`: blocks have small slabs of dim × inner, whole ones, in shared memory; `beside`: they have there
-        the mask, or the bias, of the columns that threads hold.
+        passes; `slabs`: blocks have small slabs of dim × inner, whole ones, in shared memory; `beside`: "mask" or
+        "bias", where they have that of the columns that threads hold there.
     shared_items : int
         Of a column's `items`, those that a thread has in shared memory.
     interleaved : int
@@ -99,7 +99,7 @@ class Explanation:
     staged: bool
     meets: bool
     slabs: bool
-    beside: bool
+    beside: Literal["mask", "bias"] | None
     shared_bytes: int
     workspace_bytes: int
     passes: int
@@ -136,7 +136,7 @@ class Explanation:
                 f" in clusters of {self.cluster}" if self.cluster > 1 else ", all at once" if self.meets else ""
             )
             lines["shared"] = f"{self.shared_bytes} bytes a block" + (
-                ", also for the mask, or bias, of what threads hold" if self.beside else ""
+                f", also for the {self.beside} of what threads hold" if self.beside else ""
             )
         if self.splits > 1:
             lines["splits"] = f"{self.splits} parts a {each}, {self.workspace_bytes} bytes of workspace"

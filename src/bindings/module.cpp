@@ -535,7 +535,11 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("staged", [](const Planned& p) { return p.plan.staged; })
       .def_property_readonly("meets", [](const Planned& p) { return p.plan.meets; })
       .def_property_readonly("sectors", [](const Planned& p) { return p.plan.sectors; })
-      .def_property_readonly("beside", [](const Planned& p) { return p.plan.beside; })
+      .def_property_readonly("beside",
+                             [](const Planned& p) -> std::optional<const char*> {
+                               if (p.plan.beside == Beside::none) return std::nullopt;
+                               return p.plan.beside == Beside::masks ? "mask" : "bias";
+                             })
       .def_property_readonly("slabs", [](const Planned& p) { return p.plan.slabs; })
       .def_property_readonly("log2_dim", [](const Planned& p) { return p.plan.log2_dim; })
       .def_property_readonly("vector", [](const Planned& p) { return p.plan.vector; })

@@ -1223,8 +1223,8 @@ void launch_columns(const Problem& problem, const Plan& plan, const Pointers& po
     arguments.step = layout.step;
     arguments.lead = layout.lead;
     arguments.strip_columns = static_cast<int>(problem.inner.size);
-    if (plan.beside) {
-      arguments.beside = columns_beside(problem, plan);
+    arguments.beside = plan.beside;
+    if (plan.beside != Beside::none) {
       arguments.beside_at = plan.shared_bytes - columns_beside_bytes(problem, plan, layout);
       arguments.beside_slots = columns_beside_slots(problem, plan, layout);
     } else if (Operation::kFused) {

@@ -108,13 +108,10 @@ struct ColumnsLayout {
 
 ColumnsLayout columns_layout(const Problem& problem, const Plan& plan);
 
-// What is fused that such a plan's threads may copy to shared memory, beside what they hold, if anything: there it is
-// by the time that they hold it, and takes no registers meanwhile.
-enum class Beside : std::uint8_t { none, masks, biases };
-Beside columns_beside(const Problem& problem, const Plan& plan);
 // Whether masks of 16-bit words of columns, which are less than may be copied, can be loaded as words of masks.
 bool masks_are_words(const Problem& problem, const Plan& plan);
-// Slots that a thread has for that at a turn; and the bytes of all that a block has, at the end of its shared memory.
+// Slots that a thread has for Plan::beside at a turn; and the bytes of all that a block has, at the end of its shared
+// memory.
 int columns_beside_slots(const Problem& problem, const Plan& plan, const ColumnsLayout& layout);
 int columns_beside_bytes(const Problem& problem, const Plan& plan, const ColumnsLayout& layout);
 // Whether what it holds are 16-bit columns as they were loaded, to which kernels of their own add a bias.

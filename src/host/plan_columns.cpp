@@ -73,15 +73,30 @@ void settle_columns(Plan& plan, std::int64_t dim, std::int64_t along, std::int64
   plan.block = static_cast<int>(whole_warps(vectors_of_block * along));
 }
 
+Beside may_lie_beside(const Problem& problem, const Plan& plan) {
+  const Fused& fused = problem.fused;
+  const auto has_vectors = [&](Operand operand, int bytes) {
+    return plan.vector * bytes >= tuning::kBesideMinBytes &&
+           has_vectors_of_columns(problem, operand, bytes, plan.vector);
+  };
+  if (fused.only_mask()) return has_vectors(kMask, 1) ? Beside::masks : Beside::none;
+  if (!fused.bias || fused.bias_dtype != problem.source || (fused.mask && holds_vectors(problem, plan)))
+    return Beside::none;
+  return has_vectors(kBias, size_of(fused.bias_dtype)) ? Beside::biases : Beside::none;
+}
+
 // What is fused, copied beside what is held, where that lies so, and all blocks that a multiprocessor has registers for
 // find room there; or any, where there is no other way to add it.
 void add_beside(Plan& plan, const Problem& problem, const Device& device, const tuning::ColumnsKernel& kernel) {
-  if (columns_beside(problem, plan) == Beside::none) return;
+  plan.beside = may_lie_beside(problem, plan);
+  if (plan.beside == Beside::none) return;
   const std::int64_t states = divide_up(plan.shared_bytes, tuning::kVectorBytes) * tuning::kVectorBytes;
   const auto all = static_cast<int>(states + columns_beside_bytes(problem, plan, columns_layout(problem, plan)));
   const int blocks = holds_biased_columns(problem, plan) ? 1 : kernel.max_block * kernel.blocks / plan.block;
-  plan.beside = tuning::share_multiprocessor(blocks, all, device.shared_bytes_per_block);
-  if (plan.beside) plan.shared_bytes = all;
+  if (tuning::share_multiprocessor(blocks, all, device.shared_bytes_per_block))
+    plan.shared_bytes = all;
+  else
+    plan.beside = Beside::none;
 }
 
 // And the rest of it, where a block has `width` vectors; none, where its states find no room in shared memory.
@@ -104,11 +119,11 @@ std::optional<Plan> finished_columns(const Problem& problem, const Device& devic
     plan.shared_bytes = static_cast<int>(held * (1 + teams) * apart +
                                          (plan.cluster > 1 ? columns * plan.cluster * state_bytes(problem) : 0));
   add_beside(plan, problem, device, kernel);
-  if (holds_biased_columns(problem, plan) && !plan.beside) return {};
+  if (holds_biased_columns(problem, plan) && plan.beside == Beside::none) return {};
   const int in_registers = kernel.vectors / sources_of(problem);
   if (plan.items > in_registers) {
     plan.shared_items = plan.items - in_registers;
-    if (plan.beside) return {};  // either is the last of shared_bytes
+    if (plan.beside != Beside::none) return {};  // either is the last of shared_bytes
     plan.shared_bytes = static_cast<int>(divide_up(plan.shared_bytes, tuning::kLineBytes)) * tuning::kLineBytes +
                         columns_shared_bytes(problem, plan);
   }
@@ -643,18 +658,6 @@ bool masks_are_words(const Problem& problem, const Plan& plan) {
          has_vectors_of_columns(problem, kMask, 1, plan.vector);
 }
 
-Beside columns_beside(const Problem& problem, const Plan& plan) {
-  const Fused& fused = problem.fused;
-  const auto lies_beside = [&](Operand operand, int bytes) {
-    return plan.vector * bytes >= tuning::kBesideMinBytes &&
-           has_vectors_of_columns(problem, operand, bytes, plan.vector);
-  };
-  if (fused.only_mask()) return lies_beside(kMask, 1) ? Beside::masks : Beside::none;
-  if (!fused.bias || fused.bias_dtype != problem.source || (fused.mask && holds_vectors(problem, plan)))
-    return Beside::none;
-  return lies_beside(kBias, size_of(fused.bias_dtype)) ? Beside::biases : Beside::none;
-}
-
 int columns_beside_slots(const Problem& problem, const Plan& plan, const ColumnsLayout& layout) {
   const int bytes = plan.vector * size_of(problem.source);
   const tuning::ColumnsKernel& kernel = tuning::columns_kernel(bytes, layout.kernel);
@@ -663,9 +666,8 @@ int columns_beside_slots(const Problem& problem, const Plan& plan, const Columns
 }
 
 int columns_beside_bytes(const Problem& problem, const Plan& plan, const ColumnsLayout& layout) {
-  const Beside beside = columns_beside(problem, plan);
-  if (beside == Beside::none) return 0;
-  const int element = beside == Beside::masks ? 1 : size_of(problem.fused.bias_dtype);
+  if (plan.beside == Beside::none) return 0;
+  const int element = plan.beside == Beside::masks ? 1 : size_of(problem.fused.bias_dtype);
   return layout.turns * plan.block * columns_beside_slots(problem, plan, layout) * plan.vector * element;
 }
 
