@@ -452,9 +452,9 @@ std::map<std::string, int> run(
         (chosen.regime == Regime::strided && fold_of(call.problem, chosen).folds ? ", folded" : "") +
         (chosen.regime == Regime::strided && chosen.passes > 1 ? ", twice" : "") +
         (chosen.regime == Regime::strided && staggers_columns(chosen) ? ", staggered" : "") +
-        (chosen.beside ? ", beside" : "") + (chosen.slabs ? ", slabs" : "") + (chosen.sectors ? ", on sectors" : "") +
-        (chosen.interleaved > 1 ? ", interleaved" : "") + (chosen.meets ? ", meeting" : "") +
-        (call.problem.fused.any && !chosen.scales ? ", fused" : ""));
+        (chosen.beside != Beside::none ? ", beside" : "") + (chosen.slabs ? ", slabs" : "") +
+        (chosen.sectors ? ", on sectors" : "") + (chosen.interleaved > 1 ? ", interleaved" : "") +
+        (chosen.meets ? ", meeting" : "") + (call.problem.fused.any && !chosen.scales ? ", fused" : ""));
     say("total");
   };
   auto runs = count_in_processes(cases.size() * std::size(pairs), [&](std::size_t unit, const auto& say) {
