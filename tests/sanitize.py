@@ -160,6 +160,11 @@ def main() -> None:
     part, parts = map(int, sys.argv[1].split("/")) if len(sys.argv) > 1 else (1, 1)
     device = ndsoftmax._C.device("cuda")
     narrow, no_bulk = (name in sys.argv and device.compute_capability >= 90 for name in ("narrow", "no-bulk"))
+
+    def left_out(*arguments: Any, **keywords: Any) -> bool:
+        plans = [explain(*arguments, backward=backward, **keywords) for backward in (False, True)]
+        return any((narrow and plan.cluster > PORTABLE_CLUSTER) or (no_bulk and plan.slabs) for plan in plans)
+
     cases = [(*problem, *dtypes) for problem in PROBLEMS for dtypes in DTYPES]
     for shape, dim, regimes, *few, dtype, result in cases[part - 1 :: parts]:
         dims = dim if isinstance(dim, tuple) else (dim,)
@@ -176,10 +181,7 @@ def main() -> None:
                     log = function is ndsoftmax.log_softmax
                     scale = fused.get("scale", 1)
                     try:
-                        plans = [explain(x, dims, dtype=result, backward=b, **fused) for b in (False, True)]
-                        if narrow and any(plan.cluster > PORTABLE_CLUSTER for plan in plans):
-                            continue
-                        if no_bulk and any(plan.slabs for plan in plans):
+                        if (narrow or no_bulk) and left_out(x, dims, dtype=result, log=log, **fused):
                             continue
                         y = function(x, dim, result, **fused)
                         bias = fused_on_host.get("bias")

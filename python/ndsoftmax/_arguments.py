@@ -12,6 +12,7 @@ from ndsoftmax import _C
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NAMES = "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
+_DIAGONALS = ("upper_left", "lower_right")  # that causal= may name
 
 
 def _check_strided(name: str, tensor: object) -> Tensor:
@@ -155,7 +156,7 @@ def check_one_mask(mask: object, where: object) -> None:
 
 def check_causal(causal: str, dims: Sequence[int], rank: int) -> None:
     """Raises unless a diagonal lies across rows (dim -2) and columns (dim -1) that are normalized over."""
-    if causal not in ("", "upper_left", "lower_right"):
+    if causal and causal not in _DIAGONALS:
         raise ValueError(f"causal must be '', 'upper_left' or 'lower_right', but is {causal!r}")
     if causal and rank < 2:
         raise ValueError(f"causal needs an input of two dimensions or more, but it has {rank}")
@@ -180,7 +181,7 @@ def as_causal(causal: object) -> str:
     """`causal` as operators have it: "", "upper_left" or "lower_right"."""
     if isinstance(causal, bool):
         return "upper_left" if causal else ""
-    if not isinstance(causal, str) or causal not in ("upper_left", "lower_right"):
+    if not isinstance(causal, str) or causal not in _DIAGONALS:
         raise ValueError(f"causal must be False, True, 'upper_left' or 'lower_right', but is {causal!r}")
     return causal
 

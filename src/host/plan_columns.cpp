@@ -122,8 +122,8 @@ std::optional<Plan> finished_columns(const Problem& problem, const Device& devic
   if (holds_biased_columns(problem, plan) && plan.beside == Beside::none) return {};
   const int in_registers = kernel.vectors / sources_of(problem);
   if (plan.items > in_registers) {
-    plan.shared_items = plan.items - in_registers;
     if (plan.beside != Beside::none) return {};  // either is the last of shared_bytes
+    plan.shared_items = plan.items - in_registers;
     plan.shared_bytes = static_cast<int>(divide_up(plan.shared_bytes, tuning::kLineBytes)) * tuning::kLineBytes +
                         columns_shared_bytes(problem, plan);
   }
@@ -654,7 +654,8 @@ int stagger_step(const Problem& problem) {
 }
 
 bool masks_are_words(const Problem& problem, const Plan& plan) {
-  return problem.fused.mask && size_of(problem.source) == 2 && plan.vector == 2 &&
+  const int bytes = size_of(problem.source);
+  return problem.fused.mask && bytes == 2 && tuning::are_words(plan.vector * bytes) &&
          has_vectors_of_columns(problem, kMask, 1, plan.vector);
 }
 
